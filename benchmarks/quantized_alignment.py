@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import cadam
-from cadam.engines import quantization
+from cadam.engines import moment_state
 from cadam.rules.moment_storage import BLOCK_SIZE, STORAGES
 from cadam_paper.images import data
 
@@ -52,7 +52,7 @@ def trained(storage: str, steps: int) -> None:
         nn.functional.cross_entropy(net(images.train[at] / 64 - 2), images.train_labels[at].long()).backward()
         if step % EVERY == 0:
             for p in net.parameters():
-                momentum = quantization.plain(optimizer.state[p], optimizer.rule)["exp_avg"].flatten()
+                momentum = moment_state.to_float32_state(optimizer.state[p], optimizer.rule)["exp_avg"].flatten()
                 grad = torch.add(p.grad, p.detach(), alpha=DECAY).flatten()
                 momentum = momentum + (grad - momentum) * 0.1
                 aligned = momentum * grad.sign() > 0

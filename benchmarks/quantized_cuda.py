@@ -156,7 +156,7 @@ def unbiased() -> None:
         for name, kind, value in (("exp_avg", "signed", 0.3137 * 0.1), ("exp_avg_sq", "positive", 0.3137**2 * 0.001)):
             found = state[name]
             if storage == "int8":
-                found = quantization.decode(kind, found.view(-1, 256), state[f"{name}_scale"])
+                found = quantization.dequantize(kind, found.view(-1, 256), state[f"{name}_scale"])
             found = found.double()
             error = abs(float(found.mean()) - value) / (float(found.std()) / found.numel() ** 0.5)
             say(

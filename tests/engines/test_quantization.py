@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cadam
 from cadam.codegen.kernel_spec import KernelSpec
-from cadam.engines import quantization, row_layout
+from cadam.engines import moment_state, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import storage_refusal
 from cadam.engines.cuda.sparse import Strides
@@ -283,7 +283,7 @@ def test_a_moment_that_overflowed_stays_no_number_in_the_c_kernels_as_in_the_ref
             grad[:, 1] = -value
             param.grad = grad.to_sparse(1) if rows else grad
             optimizer.step()
-        decoded = quantization.load(optimizer._slot(param, optimizer.param_groups[0], ""), None, torch.float32)
+        decoded = moment_state.load_moments(optimizer._slot(param, optimizer.param_groups[0], ""), None, torch.float32)
         found.append((param.detach(), *decoded.values()))
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -562,7 +562,7 @@ def test_one_that_was_replaced_lies_with_the_others_again(
     before = {name: x.clone() for name, x in optimizer.state[param].items()}
     optimizer.state[param][name] = copy.deepcopy(optimizer.state[param][name])
     item = optimizer._slot(param, optimizer.param_groups[0], "")
-    assert quantization.lie_alike(item)
+    assert moment_state.has_uniform_row_strides(item)
     assert share_storage(optimizer.state[param])
     assert all(torch.equal(x, before[name]) for name, x in optimizer.state[param].items())
 
@@ -605,13 +605,13 @@ def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, mo
     """They would take the bytes between its rows, or behind the last, for its own."""
     optimizer, param = table_side_by_side(monkeypatch, moments="int8")
     item = optimizer._slot(param, optimizer.param_groups[0], "")
-    assert quantization.lie_alike(item)
+    assert moment_state.has_uniform_row_strides(item)
     assert storage_refusal(item, rows=True) is None
     apart = {name: optimizer.state[param][name].clone(memory_format=torch.contiguous_format)}
     buffers = {each: apart.get(each, buffer) for each, buffer in item.state.items()}
     scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
     other = replace(item, state=buffers, scales=scales)
-    assert not quantization.lie_alike(other)
+    assert not moment_state.has_uniform_row_strides(other)
     assert "in the same way" in str(storage_refusal(other, rows=True))
 
 
@@ -855,7 +855,7 @@ def test_a_nan_that_the_device_computed_stays_one(storage: str, rows: bool, devi
         grad[3, 5] = torch.zeros(1, device=device).mul(factor)[0]  # 0 * inf, then 0
         param.grad = grad.to_sparse(1) if rows else grad
         optimizer.step()
-    decoded = quantization.load(optimizer._slot(param, optimizer.param_groups[0], ""), None, torch.float32)
+    decoded = moment_state.load_moments(optimizer._slot(param, optimizer.param_groups[0], ""), None, torch.float32)
     for values in decoded.values():
         assert values[3, 5].isnan()
         assert values[20:].isfinite().all()
@@ -906,5 +906,5 @@ def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case
 def test_scales_of_other_gradients_are_named(rows: bool, reason: str) -> None:
     scales = torch.zeros((2,) if rows else (2, 1), dtype=torch.uint8)
     item = SimpleNamespace(scales={"exp_avg": scales})
-    assert f"a scale for {reason}, and the gradient is" in (quantization.other_scales(item, rows) or "")  # type: ignore[arg-type]
-    assert quantization.other_scales(item, not rows) is None  # type: ignore[arg-type]
+    assert f"a scale for {reason}, and the gradient is" in (moment_state.scale_mismatch(item, rows) or "")  # type: ignore[arg-type]
+    assert moment_state.scale_mismatch(item, not rows) is None  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def test_the_noise_decides_which_neighbor_a_value_is_rounded_to(kind: str) -> No
     if kind == "positive":
         values = values.abs()
     noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32)
-    decoded = quantization.decode(kind, *quantization.encode(kind, values, noise))
+    decoded = quantization.dequantize(kind, *quantization.quantize(kind, values, noise))
     for row, bits, got in zip(values.tolist(), noise.tolist(), decoded.tolist(), strict=True):
         grid = small_floats(kind, shared_exponent(kind, max(map(abs, row))))
         for x, u, y in zip(row, bits, got, strict=True):
@@ -70,9 +70,11 @@ def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> Non
     for x in (0.3, 1.03e-3, 0.77e-6, 2.3e-9):
         values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large one
         if storage == "int8":
-            rounded = quantization.decode(kind, *quantization.encode(kind, values, noise[:, None].expand(-1, 2)))[:, 1]
+            rounded = quantization.dequantize(kind, *quantization.quantize(kind, values, noise[:, None].expand(-1, 2)))[
+                :, 1
+            ]
         else:
-            rounded = quantization.to_bfloat16(values, noise[:, None].expand(-1, 2)).float()[:, 1]
+            rounded = quantization.round_to_bfloat16(values, noise[:, None].expand(-1, 2)).float()[:, 1]
         rounded = rounded.double()
         assert len(rounded.unique()) == 2
         error = abs(float(rounded.mean()) - float(values[0, 1]))
@@ -82,25 +84,25 @@ def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> Non
 def test_a_second_moment_is_never_rounded_to_zero() -> None:
     values = torch.tensor([[1.0, 1e-12, 1e-30, 1e-38, 0.0]])
     for noise in (0, 1 << 15, 65535):
-        decoded = quantization.decode("positive", *quantization.encode("positive", values, noise))[0]
+        decoded = quantization.dequantize("positive", *quantization.quantize("positive", values, noise))[0]
         assert (decoded[:4] > 0).all()
         assert decoded[4] == 0
         assert (decoded[1:4] >= values[0, 1:4]).all()
-        assert (quantization.to_bfloat16(values, noise)[0, :4] > 0).all()
+        assert (quantization.round_to_bfloat16(values, noise)[0, :4] > 0).all()
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
 def test_quantizing_in_chunks_gives_the_same_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for blocks, width in ((0, 5), (1, 5), (50, 7), (50, 0)):
         values = torch.randn(blocks, width).abs()
-        found, scales = quantization.encode(kind, values, 0)
-        expected = quantization.decode(kind, found, scales)
+        found, scales = quantization.quantize(kind, values, 0)
+        expected = quantization.dequantize(kind, found, scales)
         with monkeypatch.context() as small:
-            small.setattr(quantization, "AT_A_TIME", 30)  # four rows of seven
-            in_parts = quantization.encode(kind, values, 0)
+            small.setattr(quantization, "MAX_ELEMENTS_PER_CHUNK", 30)  # four rows of seven
+            in_parts = quantization.quantize(kind, values, 0)
             assert torch.equal(found, in_parts[0])
             assert torch.equal(scales, in_parts[1])
-            assert torch.equal(quantization.decode(kind, *in_parts), expected)
+            assert torch.equal(quantization.dequantize(kind, *in_parts), expected)
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
@@ -109,20 +111,20 @@ def test_every_nan_stays_nan(kind: str) -> None:
     for bits in (0x7F800001, 0x7FC00000, 0x7FE00000, 0x7FF00000, 0x7FFFFFFF):
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
         for noise in (0, 65535):
-            found, scale = quantization.encode(kind, bad, noise)
+            found, scale = quantization.quantize(kind, bad, noise)
             assert scale == moment_storage.NONFINITE_SCALE
-            assert quantization.decode(kind, found, scale)[0, 1].isnan()
-            assert quantization.to_bfloat16(bad, noise)[0, 1].isnan()
+            assert quantization.dequantize(kind, found, scale)[0, 1].isnan()
+            assert quantization.round_to_bfloat16(bad, noise)[0, 1].isnan()
 
 
 def test_nonfinite_values_are_not_hidden() -> None:
     for bad in (math.nan, math.inf):
-        decoded = quantization.decode(
-            "signed", *quantization.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0)
+        decoded = quantization.dequantize(
+            "signed", *quantization.quantize("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0)
         )
         assert decoded[0, 1].isnan()
         assert torch.equal(decoded[1], torch.tensor([1.0, 2.0]))
-        assert not quantization.to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
+        assert not quantization.round_to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
 
 
 def test_the_noise_is_the_documented_hash() -> None:
@@ -386,7 +388,7 @@ def test_row_steps_are_rejected_if_no_coefficient_depends_on_the_step() -> None:
 @pytest.mark.parametrize(
     ("name", "spoil", "problem"),
     [
-        ("exp_avg_scale", lambda x: None, "exp_avg is coded, which needs exp_avg_scale"),
+        ("exp_avg_scale", lambda x: None, "exp_avg is quantized and needs exp_avg_scale"),
         ("exp_avg_scale", lambda x: x[:1], "exp_avg_scale has shape"),
         ("exp_avg_sq_scale", lambda x: x.repeat(2, 1), "exp_avg_sq_scale has shape"),
         ("exp_avg_sq_scale", lambda x: x.float(), "exp_avg_sq_scale of torch.uint8; it has torch.float32"),
@@ -449,4 +451,4 @@ def test_bfloat16_is_the_upper_half_of_the_bits() -> None:
     bits = struct.unpack("<I", struct.pack("<f", x))[0]
     for noise in (0, 0x1234, 0xFFFF):
         expected = struct.unpack("<f", struct.pack("<I", (bits + noise) & 0xFFFF0000))[0]
-        assert float(quantization.to_bfloat16(torch.tensor([x]), noise)) == expected
+        assert float(quantization.round_to_bfloat16(torch.tensor([x]), noise)) == expected

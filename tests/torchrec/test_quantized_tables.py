@@ -94,7 +94,7 @@ def test_light_moments_learn_what_float32_learns(worlds: Worlds) -> None:
 
 
 def decoded(state: dict[str, Tensor], table: str, name: str, kind: str) -> Tensor:
-    return quantization.decode(kind, state[f"{table}.{name}"], state[f"{table}.{name}_scale"].view(-1))
+    return quantization.dequantize(kind, state[f"{table}.{name}"], state[f"{table}.{name}_scale"].view(-1))
 
 
 def test_from_float32_to_one_byte_values_are_rounded_to_the_nearest(worlds: Worlds) -> None:

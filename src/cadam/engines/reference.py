@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import foreach_interpreter, quantization
+from . import foreach_interpreter, moment_state
 from .base import Engine, KernelBatch, ParamSlot
 
 
@@ -38,12 +38,12 @@ class RowTensorFunctions(TensorFunctions):
     @staticmethod
     def square(x: Tensor) -> Tensor:
         """Return the mean square of each row."""
-        return quantization.mean_of_rows(x.square())
+        return moment_state.row_means(x.square())
 
 
 def functions(slot: ParamSlot) -> type[TensorFunctions]:
     """Return the functions for the moments of this parameter."""
-    return RowTensorFunctions if quantization.shares_moments(slot) else TensorFunctions
+    return RowTensorFunctions if moment_state.has_row_moments(slot) else TensorFunctions
 
 
 class Eager(Engine):
@@ -59,7 +59,7 @@ class Eager(Engine):
             coefficients = batch.group.coefficients(batch.grad_scale)
             by_device: dict[torch.device, tuple[list[ParamSlot], list[Tensor | None]]] = {}
             for slot, grad in batch:
-                quantization.count_step(slot)
+                moment_state.advance_step(slot)
                 slots, aligned = by_device.setdefault(slot.param.device, ([], []))
                 slots.append(slot)
                 aligned.append(step(batch, slot, grad, coefficients(slot.step)))
@@ -86,7 +86,7 @@ def _update(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]
     work = slot.work_dtype
     param = slot.param.to(work, copy=copy)
     if slot.storage:
-        state = quantization.load(slot, None, work)
+        state = moment_state.load_moments(slot, None, work)
     else:
         state = {name: buffer.to(work, copy=copy) for name, buffer in slot.state.items()}
     result = batch.group.update(param, grad.to(work), state, c, functions(slot))
@@ -94,7 +94,7 @@ def _update(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]
         return None
     slot.param.copy_(result.param)
     if slot.storage:
-        quantization.store(slot, result.state, None, slot.step)
+        moment_state.store_moments(slot, result.state, None, slot.step)
     else:
         for name, buffer in slot.state.items():
             buffer.copy_(result.state[name])

@@ -1,12 +1,14 @@
-"""Where the coded moments of a table lie in memory: all that a row has in one place, or each buffer apart.
+"""The memory layout of a table's quantized moments: one record for each row, or one tensor for each buffer.
 
-Rows lie far apart: on CUDA it takes as long to reach a few bytes as a hundred. So a row has one record, in bytes:
+The rows that a step updates are far apart in memory. On CUDA it takes as long to read a few bytes as a hundred, so a
+row keeps its moments in one record of bytes:
 
-- the codes of each moment. Those of one byte are padded to a multiple of 4, since kernels read four at a time;
-- with codes of one byte, the float32 numbers that the row shares, then the scale of each moment, padded likewise.
+- the quantized values of each moment. int8 values are padded to a multiple of 4 bytes, because kernels read four at a
+  time;
+- with int8 values, the float32 moments that the row shares, then the scale of each moment, padded in the same way.
 
-Where the codes of a row fill lines of the cache, the rest has a record of its own: codes that reach into one line more
-take longer than that.
+Where the quantized values of a row fill whole cache lines, the rest has its own record: if the values reached into one
+more cache line, reading them would take longer than reading a second record.
 """
 
 from __future__ import annotations
@@ -21,117 +23,127 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..rules.moment_storage import scale_name
 from .base import ParamSlot, capturing, fills_memory
 
-LINE = 128  # bytes of a line of the GPU's cache
+CACHE_LINE = 128
+"""Bytes of a cache line of the GPU."""
 RECORDS_ON = "cuda"
-"""The kind of device on which rows have records."""
+"""The type of device on which rows have records."""
 
-# What captured CUDA graphs reach.
-_in_graphs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+_used_by_graphs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+"""The state tensors whose addresses are part of a captured CUDA graph."""
 
 
 def row_stride(x: Tensor) -> int | None:
-    """How many elements further each row begins. None if a row is not contiguous, or begins in another."""
+    """Return the distance between two rows in elements, or None if rows overlap or are not contiguous."""
     if len(x) < 2:
         return x.shape[1:].numel() if x.is_contiguous() else None
     return x.stride(0) if x[0].is_contiguous() and x.stride(0) >= x[0].numel() else None
 
 
 def new_records(
-    state: Mapping[str, Any], param: Tensor, coded: Sequence[str], shared: Sequence[str], dtype: torch.dtype
+    state: Mapping[str, Any], param: Tensor, quantized: Sequence[str], row_moments: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Memory for a record of each row of a table, all zeros: by name, the part of each moment and of its scales.
+    """Allocate a record for each row of a table, filled with zeros.
 
-    `coded` are the moments that have codes of this dtype, `shared` those of which a row has one number in float32.
-    Empty where they lie so, where those that exist leave no room for a copy, or where a CUDA graph reaches them.
+    Args:
+        state: The state of the table, which may have some of the buffers.
+        param: The table.
+        quantized: The names of the quantized moments.
+        row_moments: The names of the moments of which a row has one float32 number.
+        dtype: The dtype of quantized values.
+
+    Returns:
+        The part of each moment and of its scales by name. Empty if the state has such records, if there is not enough
+        memory to copy the existing buffers, or if a CUDA graph uses their addresses.
     """
-    records = _records(param, coded, shared, dtype)
-    if all(record.holds(state) for record in records):
+    records = _records(param, quantized, row_moments, dtype)
+    if all(record.is_layout_of(state) for record in records):
         return {}
     names = [name for record in records for name in record.parts]
-    exist = any(name in state for name in names)
-    if exist and _must_stay(state, names, param.device):
+    has_buffers = any(name in state for name in names)
+    if has_buffers and _must_stay(state, names, param.device):
         return {}
     try:
         memories = [torch.zeros((len(param), r.size), dtype=torch.uint8, device=param.device) for r in records]
     except torch.OutOfMemoryError:
-        if exist:
+        if has_buffers:
             return {}
         raise
-    found = {}
+    parts = {}
     for record, memory in zip(records, memories, strict=True):
         start = 0
-        for name, (kind, shape, room) in record.parts.items():
-            part = memory[:, start : start + shape.numel() * kind.itemsize]
-            found[name] = part.view(kind).view(len(param), *shape)
-            start += room
-    return found
+        for name, (part_dtype, shape, size) in record.parts.items():
+            part = memory[:, start : start + shape.numel() * part_dtype.itemsize]
+            parts[name] = part.view(part_dtype).view(len(param), *shape)
+            start += size
+    return parts
 
 
 class Record(NamedTuple):
-    """What a row has in one place."""
+    """The layout of the bytes that a row has in one place."""
 
     parts: dict[str, tuple[torch.dtype, torch.Size, int]]
-    """By name, dtype and shape of a part, and the bytes that it takes."""
-    unit: int
-    """Bytes that the size is a multiple of."""
+    """The dtype, shape and size in bytes of each part by name."""
+    alignment: int
+    """The size of the record is a multiple of this number of bytes."""
 
     @property
     def size(self) -> int:
-        return -(-sum(room for _, _, room in self.parts.values()) // self.unit) * self.unit
+        """The size of the record in bytes."""
+        return -(-sum(size for _, _, size in self.parts.values()) // self.alignment) * self.alignment
 
-    def holds(self, state: Mapping[str, Any]) -> bool:
-        """Do its parts lie in one memory, and each in records of this size?"""
-        found = [(state.get(name), kind) for name, (kind, _, _) in self.parts.items()]
-        if any(x is None or x.dtype != kind or x.stride(0) * x.itemsize != self.size for x, kind in found):
+    def is_layout_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether the tensors of a state are parts of such records in one memory."""
+        tensors = [(state.get(name), dtype) for name, (dtype, _, _) in self.parts.items()]
+        if any(x is None or x.dtype != dtype or x.stride(0) * x.itemsize != self.size for x, dtype in tensors):
             return False
-        return len({x.untyped_storage()._cdata for x, _ in found if x is not None}) == 1
+        return len({x.untyped_storage()._cdata for x, _ in tensors if x is not None}) == 1
 
 
-def _records(param: Tensor, coded: Sequence[str], shared: Sequence[str], dtype: torch.dtype) -> list[Record]:
-    """One, or two where codes fill whole lines of the cache: nothing is to come between them."""
-    unit = 4 if dtype == torch.uint8 else dtype.itemsize
-    room = -(-param.shape[1:].numel() * dtype.itemsize // unit) * unit
-    codes = dict.fromkeys(coded, (dtype, param.shape[1:], room))
-    more = dict.fromkeys(shared, (torch.float32, torch.Size([1] * (param.dim() - 1)), 4))
+def _records(param: Tensor, quantized: Sequence[str], row_moments: Sequence[str], dtype: torch.dtype) -> list[Record]:
+    """Return the layout of one record, or of two where the quantized values fill whole cache lines."""
+    alignment = 4 if dtype == torch.uint8 else dtype.itemsize
+    size = -(-param.shape[1:].numel() * dtype.itemsize // alignment) * alignment
+    values = dict.fromkeys(quantized, (dtype, param.shape[1:], size))
+    rest = dict.fromkeys(row_moments, (torch.float32, torch.Size([1] * (param.dim() - 1)), 4))
     if dtype == torch.uint8:
-        more |= dict.fromkeys(map(scale_name, coded), (dtype, torch.Size([1]), 1))
-    if more and len(coded) * room % LINE == 0:
-        return [Record(codes, unit), Record(more, 4 if shared else 1)]
-    return [Record({**codes, **more}, unit)]
+        rest |= dict.fromkeys(map(scale_name, quantized), (dtype, torch.Size([1]), 1))
+    if rest and len(quantized) * size % CACHE_LINE == 0:
+        return [Record(values, alignment), Record(rest, 4 if row_moments else 1)]
+    return [Record({**values, **rest}, alignment)]
 
 
 def savable(state: Any) -> Any:
-    """The state of a parameter as torch.save takes it: it refuses bytes and floats in one memory, as in a record."""
+    """Return a state that torch.save accepts: it refuses bytes and floats in the same memory, as records have them."""
     if not isinstance(state, Mapping):
         return state
     tensors = {name: x for name, x in state.items() if isinstance(x, Tensor) and x.layout is torch.strided}
     records = {x.untyped_storage()._cdata for x in tensors.values() if x.dtype == torch.uint8}
     floats = {name: x for name, x in tensors.items() if records and x.dtype != torch.uint8}
-    shared = {name: x.contiguous() for name, x in floats.items() if x.untyped_storage()._cdata in records}
-    return {**state, **shared} if shared else state
+    in_records = {name: x.contiguous() for name, x in floats.items() if x.untyped_storage()._cdata in records}
+    return {**state, **in_records} if in_records else state
 
 
-def set_apart(state: dict[str, Any], names: Iterable[str], param: Tensor) -> None:
-    """Give those of these that lie in records memory of their own, unless a CUDA graph reaches them.
+def move_out_of_records(state: dict[str, Any], names: Iterable[str], param: Tensor) -> None:
+    """Copy buffers from records to their own memory, unless a CUDA graph uses their addresses.
 
-    They may come from another device, the gradient may be dense, or they may be stored otherwise now.
+    The state may come from another device, the gradient may have become dense, or the options may have changed.
     """
-    found = [name for name in names if name in state]
-    if _must_stay(state, found, param.device):
+    present = [name for name in names if name in state]
+    if _must_stay(state, present, param.device):
         return
-    for name in found:
+    for name in present:
         buffer = state[name]
         if not fills_memory(buffer):
-            alike = param if buffer.shape == param.shape else buffer
-            state[name] = torch.empty_like(alike, dtype=buffer.dtype, requires_grad=False).copy_(buffer)
+            like = param if buffer.shape == param.shape else buffer
+            state[name] = torch.empty_like(like, dtype=buffer.dtype, requires_grad=False).copy_(buffer)
 
 
 def stay_for_graphs(slot: ParamSlot) -> None:
-    """Have coded moments stay where they are, if a CUDA graph is being captured: it is going to reach them there."""
+    """Keep quantized moments at their addresses if a CUDA graph that uses them is being captured."""
     if slot.moments != "float32" and capturing(slot.param.device):
-        _in_graphs.update(dict.fromkeys((*slot.state.values(), *slot.scales.values()), True))
+        _used_by_graphs.update(dict.fromkeys((*slot.state.values(), *slot.scales.values()), True))
 
 
 def _must_stay(state: Mapping[str, Any], names: Iterable[str], device: torch.device) -> bool:
-    """Is there a graph, or one being captured, that reaches some of these?"""
-    return capturing(device) or any(state[name] in _in_graphs for name in names if name in state)
+    """Whether a CUDA graph that was captured, or is being captured, uses the addresses of some buffers."""
+    return capturing(device) or any(state[name] in _used_by_graphs for name in names if name in state)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..rules.update import ScalarFunctions
-from . import quantization
+from . import moment_state
 from .base import Engine, KernelBatch, ParamSlot
 from .reference import count, functions
 from .resolved_group import to_float64
@@ -42,7 +42,7 @@ class Rows(Engine):
         for batch in batches:
             coefficients = batch.group.coefficients(batch.grad_scale)
             for slot, grad in batch:
-                quantization.count_step(slot)
+                moment_state.advance_step(slot)
                 _update_rows(batch, slot, grad, coefficients)
 
 
@@ -74,10 +74,10 @@ def _update_rows(batch: KernelBatch, slot: ParamSlot, grad: Tensor, coefficients
         c = _coefficients_by_row(batch, slot.row_steps, rows, work)
     else:
         c = coefficients(slot.step)
-    state = quantization.load(slot, rows, work)
+    state = moment_state.load_moments(slot, rows, work)
     result = batch.group.update(slot.param[rows].to(work), values, state, c, functions(slot))
     slot.param[rows] = result.param.to(slot.param.dtype)
-    quantization.store(slot, result.state, rows, slot.step)
+    moment_state.store_moments(slot, result.state, rows, slot.step)
     if slot.counts is not None:
         count(slot.counts, result.alignment, values.numel(), slot.param.numel())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..engines import quantization
+from ..engines import moment_state
 from ..engines.base import Refusal, RefusalKind
 from ..engines.resolved_group import ResolvedGroup
 from ..engines.selection import choose
@@ -114,7 +114,7 @@ def _explain_param(
     slot = optimizer._preview_slot(param, group)
     resolved = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group, label=f"group {group_number}")
     choice = choose(resolved, slot, None if grad is None else real_local_grad(grad, param))
-    storage = quantization.mixed_scales(slot), quantization.described(slot, group)
+    storage = moment_state.dominant_column_warning(slot), moment_state.describe_storage(slot, group)
     return ExplainedParam(*identity, choice.engine.name, choice.passed_over, *storage)
 
 

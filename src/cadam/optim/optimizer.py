@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import optimizer as torch_optimizer
 
-from ..engines import quantization, row_layout
+from ..engines import moment_state, row_layout
 from ..engines.base import ParamSlot, Work
 from ..engines.cuda.sparse import check_ids
 from ..engines.replay import is_replay_enabled
@@ -275,7 +275,8 @@ class Optimizer(torch.optim.Optimizer):
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
             elif value.shape != param.shape and not (
-                quantization.may_share(self.rule.moments.get(key)) and value.shape == quantization.by_row(param)
+                moment_state.can_be_row_moment(self.rule.moments.get(key))
+                and value.shape == moment_state.row_shape(param)
             ):
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
@@ -299,7 +300,7 @@ class Optimizer(torch.optim.Optimizer):
             state["step"],
             self._counter(param) if group["track_alignment"] else None,
             name,
-            **quantization.storage(state, self.rule, group),
+            **moment_state.slot_storage(state, self.rule, group),
         )
 
     def _preview_slot(self, param: Tensor, group: Mapping[str, Any]) -> ParamSlot:
@@ -312,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._complete_state(state, torch.empty_like(local, device="meta"), param.grad, group)
             buffers = {name: real_local(state[name]) for name in self.rule.state(group)}
         step = existing.get("step", _new_step(0.0, param, group))
-        storage = quantization.storage(state, self.rule, group)
+        storage = moment_state.slot_storage(state, self.rule, group)
         return ParamSlot(local, buffers, step, None, is_planned=is_planned, **storage)
 
     def _complete_state(
@@ -321,9 +322,9 @@ class Optimizer(torch.optim.Optimizer):
         rows = grad is not None and grad.is_sparse
         dtype = _buffer_dtype(param, group)
         number = len(self.state)  # A new parameter is the last entry of self.state.
-        if quantization.needs_seed(state, self.rule, group):  # It may also be one of many entries that were loaded.
+        if moment_state.needs_seed(state, self.rule, group):  # It may also be one of many entries that were loaded.
             number = next((n for n, other in enumerate(self.state.values(), 1) if other is state), number)
-        quantization.complete(state, param, self.rule, group, dtype, rows=rows, number=number)
+        moment_state.complete_state(state, param, self.rule, group, dtype, rows=rows, number=number)
 
     # Alignment and engines -------------------------------------------------------------------------------------------
 
@@ -552,7 +553,7 @@ def _grad_problem(param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> str 
             "a sparse gradient of a DTensor is not supported; shard tables with cadam.torchrec, or replicate them with "
             "DistributedDataParallel"
         )
-    refusal = quantization.storage_refusal(param, group, grad)
+    refusal = moment_state.storage_refusal(param, group, grad)
     if refusal is not None:
         return refusal.reason
     if hasattr(param, "to_local") != hasattr(grad, "to_local"):

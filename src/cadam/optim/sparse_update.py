@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import quantization
+from ..engines import moment_state
 from ..engines.base import Engine, KernelBatch, ParamSlot
 from ..engines.cuda.sparse import Bags, RowGrad, check_ids
 from ..engines.replay import ReplayController, TrackedContainers
@@ -41,13 +41,13 @@ def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **options: Any)
     """
     _check_is_table(table)
     o = complete(optimizer, options)
-    refusal = quantization.storage_refusal(table, o, None)
+    refusal = moment_state.storage_refusal(table, o, None)
     if refusal is not None:
         raise ValueError(refusal.reason)
     dtype = torch.promote_types(table.dtype, torch.float32)
     dtype = torch.bfloat16 if o["moments"] == "bfloat16" else o["state_dtype"] or dtype
     state: dict[str, Tensor] = {}
-    quantization.complete(state, table, optimizer.rule, o, dtype, rows=True)
+    moment_state.complete_state(state, table, optimizer.rule, o, dtype, rows=True)
     return state
 
 
@@ -199,7 +199,7 @@ class RowUpdate:
         key = grad.dtypes, self.table.dtype, self.table.stride()
         if key not in self._batches:
             buffers = {name: self.state[name] for name in rule.state(self.options)}
-            storage = quantization.storage(self.state, rule, self.options)
+            storage = moment_state.slot_storage(self.state, rule, self.options)
             slot = ParamSlot(self.table, buffers, _new_step(), self.counts, self.name, **storage)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
             choice = choose(refreshed, slot, example)
@@ -238,7 +238,7 @@ def _check_is_table(table: Tensor) -> None:
 
 def _check_table(table: Tensor, state: Mapping[str, Tensor], rule: Rule, o: Mapping[str, Any]) -> None:
     _check_is_table(table)
-    shapes = quantization.shapes(table, rule, o)
+    shapes = moment_state.state_shapes(table, rule, o)
     if set(state) != set(shapes):
         raise ValueError(
             f"state must have {sorted(shapes)}, got {sorted(state)}: pass the options of new_state here too"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import quantization
+from ..engines import moment_state
 from ..engines.resolved_group import EXECUTION_OPTIONS
 from ..rules import RULES, Rule, moment_storage
 from . import options
@@ -104,7 +104,7 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"group {number}: torch.optim.SGD has no nesterov=True with a moving average")
             group["dampening"] = group["momentum"]
         for key in saved["params"]:
-            entry = state[key] = quantization.plain(state.get(key), RULES.get(saved.get(RULE_KEY, "")))
+            entry = state[key] = moment_state.to_float32_state(state.get(key), RULES.get(saved.get(RULE_KEY, "")))
             if entry and MAXIMUM in entry and FORMAT_KEY in saved:
                 correction = 1 - float(group["betas"][1]) ** float(entry["step"])
                 state[key] = {**entry, MAXIMUM: entry[MAXIMUM] * correction}
@@ -216,10 +216,14 @@ def _fitting(
         value = given.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
             raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
-        shared = by_row and quantization.may_share(rule.moments.get(name)) and value.shape == quantization.by_row(param)
+        shared = (
+            by_row
+            and moment_state.can_be_row_moment(rule.moments.get(name))
+            and value.shape == moment_state.row_shape(param)
+        )
         if value.shape != param.shape and not shared:
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-    problem = quantization.saved_state_mismatch(given, param, rule, group)
+    problem = moment_state.saved_state_mismatch(given, param, rule, group)
     if problem is not None:
         raise refuse(problem)
     return given

@@ -21,7 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from ..engines import quantization
+from ..engines import moment_state
 from ..engines.cuda.sparse import Bags
 from ..engines.huge_pages import filled_like
 from ..optim import alignment
@@ -216,13 +216,13 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             return
         old_states, rule = self.get_optimizer_state(), self.optimizer_class.rule
         if self.is_quantized:
-            old_states = [{**state, SEED: quantization.new_seed(0)} for state in old_states]
+            old_states = [{**state, SEED: moment_state.new_seed(0)} for state in old_states]
         self.options.update(storage)
         self._allocate_state()
         dtype = torch.bfloat16 if moments == "bfloat16" else torch.float32
         tables, new_states = self.split_by_table(self.flat_weights()), self.get_optimizer_state()
         for table, old_state, new_state_of_table in zip(tables, old_states, new_states, strict=True):
-            quantization.complete(old_state, table, rule, self.options, dtype, rows=True)
+            moment_state.complete_state(old_state, table, rule, self.options, dtype, rows=True)
             for name, buffer in new_state_of_table.items():
                 buffer.copy_(old_state[name])
         self._groups = self._build_groups(self._merge)
@@ -244,7 +244,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 for name, buffer in self.flat_state.items()
             }
             if self.is_quantized:
-                state[SEED] = quantization.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
+                state[SEED] = moment_state.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
             update = RowUpdate(
                 weights[elements].view(-1, width),
                 state,

@@ -18,7 +18,7 @@ from ...codegen.c_source import dense_storages, row_storages
 from ...codegen.kernel_spec import KernelSpec
 from ...native.loader import Library, find_kernel
 from ...native.tensor_snapshot import align_layouts
-from .. import quantization
+from .. import moment_state, quantization
 from ..base import (
     PLAIN,
     Engine,
@@ -70,10 +70,10 @@ def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot) -> str | None:
     work = torch.promote_types(param.dtype, torch.float32)
     row_moments = []
     for name, buffer in slot.state.items():
-        by_row = quantization.is_by_row(buffer, param)
+        by_row = moment_state.is_row_moment(buffer, param)
         row_moments.append(by_row)
-        shared = by_row and quantization.shares(param, slot.kinds.get(name, ""), group.options)
-        expected = work if shared else quantization.CODES.get(slot.moments, work)
+        shared = by_row and moment_state.becomes_row_moment(param, slot.kinds.get(name, ""), group.options)
+        expected = work if shared else quantization.QUANTIZED_DTYPES.get(slot.moments, work)
         if buffer.dtype != expected:
             return f"keeps the state of {param.dtype} in {expected}, and {name} is {buffer.dtype}"
         if shared and not has_one_value_per_row(buffer, param):
@@ -102,17 +102,17 @@ def _storages(spec: KernelSpec, row_moments: bool) -> list[str]:
 
 def has_one_value_per_row(x: Tensor, table: Tensor) -> bool:
     """Whether the tensor has one value for each row of the table, contiguous and on the same device."""
-    return x.shape == quantization.by_row(table) and x.is_contiguous() and x.device == table.device
+    return x.shape == moment_state.row_shape(table) and x.is_contiguous() and x.device == table.device
 
 
 def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
     """Return why the kernels for sparse (`rows`) or dense gradients cannot serve this storage, or None if they can."""
-    shared = quantization.shares_moments(slot)
+    shared = moment_state.has_row_moments(slot)
     if not rows and (shared or slot.row_steps is not None):
         return Refusal.unsupported(f"has no {slot.storage} for dense gradients")
-    if slot.param.dtype == torch.float64 and (shared or slot.moments in quantization.CODES):
+    if slot.param.dtype == torch.float64 and (shared or slot.moments in quantization.QUANTIZED_DTYPES):
         return Refusal.unsupported(f"has {slot.storage} for at most float32, and the parameter is {slot.param.dtype}")
-    reason = quantization.other_scales(slot, rows)
+    reason = moment_state.scale_mismatch(slot, rows)
     return None if reason is None else Refusal.unsupported(reason)
 
 

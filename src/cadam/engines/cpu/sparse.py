@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...native.loader import package_library
-from .. import quantization
+from .. import moment_state
 from ..base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, UnavailableError
 from ..resolved_group import ResolvedGroup
 from ..sparse_reference import row_out_of_range
@@ -169,7 +169,7 @@ def _storage_columns(slot: ParamSlot) -> list[int]:
     if not slot.storage:
         return [DTYPES[slot.param.dtype], *[0] * MAX_CODED, slot.seed, STORAGES[slot.moments], 0]
     scales = [slot.scales[name].data_ptr() if name in slot.scales else 0 for name in slot.state][:MAX_CODED]
-    by_row = sum(quantization.is_by_row(buffer, slot.param) << k for k, buffer in enumerate(slot.state.values()))
+    by_row = sum(moment_state.is_row_moment(buffer, slot.param) << k for k, buffer in enumerate(slot.state.values()))
     return [DTYPES[slot.param.dtype], *_padded(scales, MAX_CODED), slot.seed, STORAGES[slot.moments], by_row]
 
 

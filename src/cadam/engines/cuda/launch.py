@@ -23,7 +23,7 @@ from ...codegen import triton_source as triton_source
 from ...codegen.kernel_spec import KernelSpec
 from ...codegen.trace import Trace, Value
 from ...rules.moment_storage import MAX_EXACT_STEP
-from .. import quantization
+from .. import moment_state, quantization
 from ..base import (
     Engine,
     KernelBatch,
@@ -147,11 +147,11 @@ def _unsupported_storage(slot: ParamSlot, rows: bool) -> str | None:
         return "rows count their own steps, and the gradient is dense"
     if not rows and "second_moment" in slot.storage:
         return "the second moment is that of rows, and the gradient is dense"
-    if (reason := quantization.other_scales(slot, rows)) is not None:
+    if (reason := moment_state.scale_mismatch(slot, rows)) is not None:
         return reason
     if not rows and any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
-    if rows and not quantization.lie_alike(slot):
+    if rows and not moment_state.has_uniform_row_strides(slot):
         return "the rows of its moments, or of their scales, do not all lie in memory in the same way"
     return None
 
@@ -197,9 +197,9 @@ def kernel_refusal(group: ResolvedGroup, slot: ParamSlot, rows: bool = False) ->
 
 def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot, rows: bool) -> str | None:
     param = slot.param
-    by_row = {name for name, buffer in slot.state.items() if quantization.is_by_row(buffer, param)}
+    by_row = {name for name, buffer in slot.state.items() if moment_state.is_row_moment(buffer, param)}
     dtypes = {buffer.dtype for name, buffer in slot.state.items() if name not in by_row}
-    wanted = quantization.CODES.get(slot.moments)
+    wanted = quantization.QUANTIZED_DTYPES.get(slot.moments)
     if wanted is not None and dtypes - {wanted}:
         return f"keeps moments={slot.moments!r} in {wanted}, and these are {dtypes}"
     for dtype in (param.dtype, *dtypes - {wanted}):
@@ -209,7 +209,7 @@ def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot, rows: bool) -> s
         return "the buffers of the state differ in dtype"
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
-    in_records = quantization.coded(slot) if rows else ()
+    in_records = moment_state.quantized_buffers(slot) if rows else ()
     for name, buffer in slot.state.items():
         alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):

@@ -25,7 +25,7 @@ from ...codegen.kernel_spec import KernelSpec
 from ...rules.update import ScalarFunctions
 from .. import row_layout
 from ..base import KernelBatch, ParamSlot, Refusal, capturing
-from ..quantization import shares_moments
+from ..moment_state import has_row_moments
 from ..resolved_group import ResolvedGroup
 from .launch import (
     TYPES,
@@ -178,7 +178,7 @@ class RowBatch:
 def _kernel_spec(group: ResolvedGroup, slot: ParamSlot) -> KernelSpec:
     """That of a table: it may share second moments by row or, where a row is one element, not."""
     spec = group.sparse_kernel_spec
-    if shares_moments(slot) or "row" not in spec.storages:
+    if has_row_moments(slot) or "row" not in spec.storages:
         return spec
     return KernelSpec.of(group.update.rule, {**group.numbers, "second_moment": "element"}, rows=True)
 

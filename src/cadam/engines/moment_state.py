@@ -1,0 +1,447 @@
+"""The moments in the state of a parameter: creating, converting and validating them in every storage.
+
+Moments can be quantized (`moments`), the elements of a row can share one second moment (`second_moment="row"`), and
+each row can count its own steps (`row_steps=True`). `cadam.rules.moment_storage` defines these options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rules import Options, Rule, moment_storage
+from ..rules.moment_storage import (
+    BLOCK_SIZE,
+    MIN_SCALE,
+    ROW_STEPS,
+    SEED,
+    STORAGE_DEFAULTS,
+    first_nondefault_option,
+    scale_name,
+)
+from . import row_layout
+from .base import ParamSlot, Refusal
+from .huge_pages import filled, filled_like
+from .quantization import (
+    QUANTIZED_DTYPES,
+    ROUND_TO_NEAREST,
+    as_rows,
+    dequantize,
+    dequantize_tensor,
+    in_memory_order,
+    quantize,
+    quantize_tensor,
+    round_to_bfloat16,
+    with_layout_of,
+)
+
+# Moments that the elements of a row share -------------------------------------------------------------------------
+
+
+def row_shape(param: Tensor) -> tuple[int, ...]:
+    """Return the shape of a buffer with one number for each row of a table."""
+    return (*param.shape[:1], *[1] * (param.dim() - 1))
+
+
+def is_row_moment(buffer: Tensor, param: Tensor) -> bool:
+    """Whether a buffer has one number for each row instead of one for each element."""
+    return buffer.shape != param.shape
+
+
+def has_row_moments(slot: ParamSlot) -> bool:
+    """Whether any buffer of a parameter has one number for each row."""
+    return any(is_row_moment(buffer, slot.param) for buffer in slot.state.values())
+
+
+def can_be_row_moment(kind: str | None) -> bool:
+    """Whether the rows of a table can share a moment of this kind; None is a buffer that the rule does not describe."""
+    return kind is not None and kind != "signed"
+
+
+def becomes_row_moment(param: Tensor, kind: str | None, o: Options) -> bool:
+    """Whether the options make a buffer of a table a row moment. A row with one element does not need to share."""
+    return o["second_moment"] == "row" and can_be_row_moment(kind) and row_shape(param) != tuple(param.shape)
+
+
+def row_means(x: Tensor) -> Tensor:
+    """Return the mean of each row in the shape of a row moment; zero where a row has no elements."""
+    return (as_rows(x).mean(1) if x.numel() else x.new_zeros(len(x))).view(row_shape(x))
+
+
+# Slots ------------------------------------------------------------------------------------------------------------
+
+
+def slot_storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
+    """Return the arguments of a `ParamSlot` that describe the storage of its moments."""
+    return {
+        "moments": o["moments"] if rule.state(o) else "float32",
+        "kinds": rule.moments,
+        "scales": {name: state[scale_name(name)] for name in rule.state(o) if scale_name(name) in state},
+        "seed": int(state[SEED]) if SEED in state else 0,
+        "row_steps": state.get(ROW_STEPS) if o["row_steps"] else None,
+    }
+
+
+def describe_storage(slot: ParamSlot, o: Options) -> str:
+    """Describe for `explain()` how moments are stored; empty for one float32 number for each element."""
+    parts = [f"moments in {slot.moments}"] if slot.moments != "float32" else []
+    by_row = {"second_moment": has_row_moments(slot), "row_steps": slot.row_steps is not None}
+    names = {"second_moment": "second moments", "row_steps": "steps"}
+    parts += [f"{names[option]} by row" for option in names if by_row[option]]
+    pending = [names[option] for option in names if not by_row[option] and o[option] != STORAGE_DEFAULTS[option]]
+    if pending:
+        parts.append(f"{' and '.join(pending)} by row if the gradient is sparse")
+    return ", ".join(parts)
+
+
+def quantized_buffers(slot: ParamSlot) -> list[str]:
+    """Return the names of the quantized buffers. The first one uses the lower half of the rounding noise."""
+    if slot.moments == "float32":
+        return []
+    return [name for name, buffer in slot.state.items() if not is_row_moment(buffer, slot.param)]
+
+
+def scale_mismatch(slot: ParamSlot, rows: bool) -> str | None:
+    """Return why sparse (`rows`) or dense gradients do not fit the scales of quantized moments, or None if they do."""
+    if all((scales.dim() == 2) == rows for scales in slot.scales.values()):
+        return None
+    if rows:
+        return "the moments have a scale for each block of elements, and the gradient is sparse"
+    return "the moments have a scale for each row, and the gradient is dense"
+
+
+def has_uniform_row_strides(slot: ParamSlot) -> bool:
+    """Whether rows are equally far apart in all quantized buffers, in all scales, and in all row moments."""
+    row_moments = [buffer for buffer in slot.state.values() if is_row_moment(buffer, slot.param)]
+    for tensors in ([slot.state[name] for name in quantized_buffers(slot)], slot.scales.values(), row_moments):
+        strides = {row_layout.row_stride(x) for x in tensors if slot.param.numel()}
+        if len(strides) > 1 or None in strides:
+            return False
+    return True
+
+
+def load_moments(slot: ParamSlot, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the moments in the dtype of the arithmetic.
+
+    Args:
+        slot: The parameter with its state.
+        where: The index of the rows to load, or None for all elements.
+        dtype: The dtype of the arithmetic.
+    """
+    moments = {}
+    for name, buffer in slot.state.items():
+        part = buffer if where is None else buffer[where]
+        if name in slot.scales:
+            scales = slot.scales[name]
+            if where is None:
+                part = dequantize_tensor(slot.kinds[name], buffer, scales)
+            else:
+                part = dequantize(slot.kinds[name], as_rows(part), scales[where[0], 0]).view(part.shape)
+        moments[name] = part.to(dtype)
+    return moments
+
+
+def store_moments(
+    slot: ParamSlot, moments: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int
+) -> None:
+    """Write new moments into the state, quantizing them with the rounding noise of this step.
+
+    Args:
+        slot: The parameter with its state.
+        moments: The new moments by buffer.
+        where: The index of the rows that the moments belong to, or None for all elements.
+        step: The step count, which seeds the noise.
+    """
+    row_layout.stay_for_graphs(slot)
+    names = quantized_buffers(slot)
+    noise_words = _noise(slot, where, step) if names else None
+    for name, values in moments.items():
+        buffer = slot.state[name]
+        if name not in names:
+            if where is None:
+                buffer.copy_(values)
+            else:
+                buffer[where] = values.to(buffer.dtype)
+            continue
+        assert noise_words is not None
+        noise = (noise_words >> (16 * names.index(name)) & 0xFFFF).int()
+        values, kind = values.float(), slot.kinds[name]
+        if slot.moments == "bfloat16":
+            if where is None:
+                values = with_layout_of(slot.param, values)
+                rounded = round_to_bfloat16(in_memory_order(values), noise)
+                buffer.copy_(rounded.as_strided(values.shape, values.stride()))
+            else:
+                buffer[where] = round_to_bfloat16(values, noise.view(values.shape))
+        elif where is None:
+            quantize_tensor(kind, with_layout_of(slot.param, values), noise, buffer, slot.scales[name])
+        else:
+            quantized, exponents = quantize(kind, as_rows(values), noise)
+            buffer[where] = quantized.view(values.shape)
+            slot.scales[name][where[0], 0] = exponents
+
+
+def _noise(slot: ParamSlot, where: tuple[Tensor, ...] | None, step: Tensor | int) -> Tensor:
+    """Return 32 bits of rounding noise for each element, in memory order, or for each element of the rows `where`."""
+    param, device = slot.param, slot.param.device
+    if isinstance(step, Tensor):
+        step = step.detach().to(torch.int64)
+    key = moment_storage.noise_key(slot.seed, step)
+    noise: Tensor
+    if where is None:
+        noise = moment_storage.rounding_noise(key, torch.arange(param.numel(), device=device))
+        return noise
+    width = param.shape[len(where) :].numel()
+    row = where[0]
+    for size, index in zip(param.shape[1:], where[1:], strict=False):
+        row = row * size + index
+    noise = moment_storage.rounding_noise(key, torch.arange(width, device=device), row[:, None] * width)
+    return noise
+
+
+DOMINANCE = 10.0
+"""A column dominates its row if its momentum is this many times that of the median column."""
+SAMPLED_ROWS = 1000
+"""Rows that are examined for a dominating column."""
+
+
+def dominant_column_warning(slot: ParamSlot) -> str | None:
+    """Return a warning if one column dominates the second moment that its row shares, or None.
+
+    The second moment of a row is the mean over its columns. A column with much larger gradients than the others makes
+    their steps too small.
+    """
+    row_moments = [name for name, buffer in slot.state.items() if is_row_moment(buffer, slot.param)]
+    first_moment = next((name for name in slot.state if name not in row_moments), None)
+    if not row_moments or first_moment is None or slot.is_planned or slot.param.dim() != 2 or not slot.param.numel():
+        return None
+    if any(scales.dim() != 2 for scales in slot.scales.values()):  # the last gradient was dense
+        return None
+    updated = slot.state[row_moments[0]].flatten().nonzero()[:SAMPLED_ROWS, 0]
+    if not len(updated):
+        return None
+    momentum = load_moments(slot, (updated,), torch.float32)[first_moment].square().mean(0).sqrt()
+    column, median = int(momentum.argmax()), float(momentum.median())
+    ratio = float(momentum[column]) / median if median else math.inf
+    if ratio <= DOMINANCE:
+        return None
+    return (
+        f"column {column} has {ratio:.0f} times the momentum of the median column and determines the second moment of "
+        "the whole row (second_moment='row'): keep the column in its own table, or use second_moment='element'"
+    )
+
+
+# Step counts ------------------------------------------------------------------------------------------------------
+
+
+def advance_step(slot: ParamSlot) -> None:
+    """Add one to a step count. Quantized moments need a new count for each step, because it seeds their rounding."""
+    if slot.moments == "float32":
+        slot.step.add_(1)
+    else:
+        slot.step.copy_(next_step(slot.step))
+
+
+def next_step(step: Tensor) -> Tensor:
+    """Return step + 1, or the next larger float32 where float32 cannot represent step + 1."""
+    return torch.where(
+        step < moment_storage.MAX_EXACT_STEP, step + 1, torch.nextafter(step, torch.full_like(step, math.inf))
+    )
+
+
+# State ------------------------------------------------------------------------------------------------------------
+
+
+def complete_state(
+    state: dict[str, Any], param: Tensor, rule: Rule, o: Options, dtype: torch.dtype, *, rows: bool, number: int = 0
+) -> None:
+    """Create missing buffers of a parameter's state, and convert those that are stored in another way.
+
+    Args:
+        state: The state, which is changed in place.
+        param: The parameter.
+        rule: The rule of the optimizer.
+        o: The options of the parameter's group.
+        dtype: The dtype of buffers that are not int8.
+        rows: Whether the parameter is a table with sparse gradients. Then scales, second moments and step counts may
+            be those of rows.
+        number: A number that gives each parameter its own rounding seed.
+    """
+    in_record, row_moments_in_record = _record_buffers(param, rule, o) if rows else ([], [])
+    new: dict[str, Tensor] = {}
+    if in_record:
+        new = row_layout.new_records(state, param, in_record, row_moments_in_record, QUANTIZED_DTYPES[o["moments"]])
+    for name, start in rule.state(o).items():
+        kind = rule.moments.get(name, "")
+        if rows and becomes_row_moment(param, kind, o):
+            _complete_row_moment(state, name, kind, param, start, new.get(name))
+            continue
+        if name in state and is_row_moment(state[name], param):
+            if o["second_moment"] == "row":
+                continue  # the table has a dense gradient in this step only
+            state[name] = torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(state[name])
+        if o["moments"] == "int8":
+            _complete_int8(state, name, kind, param, start, new, rows)
+        elif scale_name(name) in state:
+            state[name] = _to_float32(kind, state[name], state.pop(scale_name(name))).to(dtype)
+        elif name not in state:
+            fill = complex(start, start) if param.is_complex() else start
+            state[name] = new[name].fill_(fill) if name in new else filled_like(param, fill, dtype)
+        elif state[name].dtype != dtype and (SEED in state or o["moments"] != "float32"):
+            state[name] = state[name].to(dtype)
+    state.update({name: part.copy_(state[name]) for name, part in new.items() if state[name] is not part})
+    if not in_record and (SEED in state or o["moments"] != "float32"):
+        row_layout.move_out_of_records(state, [*rule.state(o), *map(scale_name, rule.state(o))], param)
+    if o["moments"] == "float32":
+        state.pop(SEED, None)
+    elif needs_seed(state, rule, o):
+        state[SEED] = new_seed(number)
+    if not o["row_steps"]:
+        state.pop(ROW_STEPS, None)
+    elif rows and ROW_STEPS not in state:
+        state[ROW_STEPS] = filled(row_shape(param), 0, torch.int32, param.device)
+
+
+def _complete_row_moment(
+    state: dict[str, Any], name: str, kind: str, param: Tensor, start: float, memory: Tensor | None
+) -> None:
+    """Create a row moment, or convert a moment of all elements to the means of its rows."""
+    if name not in state:
+        if memory is not None:
+            state[name] = memory.fill_(start)
+        else:
+            state[name] = filled(row_shape(param), start, torch.float32, param.device)
+    elif not is_row_moment(state[name], param):
+        state[name] = row_means(_to_float32(kind, state[name], state.pop(scale_name(name), None)))
+
+
+def _complete_int8(
+    state: dict[str, Any], name: str, kind: str, param: Tensor, start: float, new: Mapping[str, Tensor], rows: bool
+) -> None:
+    """Create an int8 buffer with its scales, or convert another one. A table keeps scales of rows."""
+    scales = state.get(scale_name(name))
+    if scales is not None and (scales.dim() == 2 or not rows):
+        return
+    values = _to_float32(kind, state[name], scales) if name in state else None
+    if name in new:
+        quantized, scales = new[name], new[scale_name(name)].fill_(MIN_SCALE)
+    else:
+        shape = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK_SIZE),)
+        quantized = filled_like(param, 0, torch.uint8)
+        scales = filled(shape, MIN_SCALE, torch.uint8, param.device)
+    if values is None and start:
+        values = filled_like(param, start, torch.float32)
+    if values is not None:
+        quantize_tensor(kind, with_layout_of(param, values), ROUND_TO_NEAREST, quantized, scales)
+    state[name], state[scale_name(name)] = quantized, scales
+
+
+def _record_buffers(param: Tensor, rule: Rule, o: Options) -> tuple[list[str], list[str]]:
+    """Return the quantized moments and the row moments of a table that `row_layout` keeps in one record per row."""
+    if param.device.type != row_layout.RECORDS_ON or o["moments"] == "float32" or len(param) < 2 or not param.numel():
+        return [], []
+    row_moments = [name for name in rule.state(o) if becomes_row_moment(param, rule.moments.get(name), o)]
+    quantized = [name for name in rule.state(o) if name not in row_moments]
+    if o["moments"] == "int8":
+        return quantized, row_moments
+    return (quantized, []) if len(quantized) > 1 else ([], [])
+
+
+def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
+    """Whether moments are rounded stochastically and the state has no seed yet."""
+    return o["moments"] != "float32" and SEED not in state and bool(rule.state(o))
+
+
+def new_seed(number: int, seed: int | None = None) -> Tensor:
+    """Return the rounding seed of a parameter.
+
+    Args:
+        number: A number that gives each parameter its own seed.
+        seed: The seed of all parameters; torch's initial seed by default.
+    """
+    seed = torch.initial_seed() if seed is None else seed
+    return torch.tensor(moment_storage.mix_bits(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
+
+
+def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
+    """Return why scales or row steps of a saved state do not belong to its moments, or None if they do."""
+    by_rows, by_blocks = (*param.shape[:1], 1), (-(-param.numel() // BLOCK_SIZE),)
+    for name in rule.state(o):
+        buffer, scale = state.get(name), state.get(scale_name(name))
+        if not isinstance(buffer, Tensor):
+            continue
+        if buffer.is_floating_point() or buffer.is_complex():
+            if scale is not None:
+                return f"{scale_name(name)} in it, but {name} is {buffer.dtype}, which has no scales"
+            continue
+        if buffer.dtype != torch.uint8 or buffer.shape != param.shape or name not in rule.moments:
+            return f"{name} has dtype {buffer.dtype} and shape {tuple(buffer.shape)}, which is not a quantized moment"
+        if not isinstance(scale, Tensor) or scale.dtype != torch.uint8:
+            actual = "none" if scale is None else getattr(scale, "dtype", type(scale).__name__)
+            return f"{name} is quantized and needs {scale_name(name)} of torch.uint8; it has {actual}"
+        if scale.shape not in (by_rows, by_blocks):
+            expected = f"not {by_rows} or {by_blocks}"
+            return f"{scale_name(name)} has shape {tuple(scale.shape)}, {expected}, of a parameter {tuple(param.shape)}"
+    steps = state.get(ROW_STEPS)
+    if steps is None:
+        return None
+    if not isinstance(steps, Tensor) or steps.dtype != torch.int32 or steps.shape != row_shape(param):
+        actual = f"{steps.dtype} of shape {tuple(steps.shape)}" if isinstance(steps, Tensor) else type(steps).__name__
+        return f"{ROW_STEPS} is {actual}, not torch.int32 of shape {row_shape(param)}"
+    return None
+
+
+def state_shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in the state of a table."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in rule.state(o):
+        is_shared = becomes_row_moment(table, rule.moments.get(name, "signed"), o)
+        shapes[name] = row_shape(table) if is_shared else table.shape
+        if o["moments"] == "int8" and not is_shared:
+            shapes[scale_name(name)] = (table.shape[0], 1)
+    if o["moments"] != "float32" and shapes:
+        shapes[SEED] = ()
+    return {**shapes, ROW_STEPS: row_shape(table)} if o["row_steps"] else shapes
+
+
+def _to_float32(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
+    return buffer.float() if scales is None else dequantize_tensor(kind, buffer, scales)
+
+
+def to_float32_state(state: Any, rule: Rule | None) -> Any:
+    """Return a state with one float32 moment for each element, without scales, seeds and row steps."""
+    if not isinstance(state, Mapping):
+        return state
+    kinds = rule.moments if rule is not None else {}
+    plain = dict(state)
+    if any(name in (SEED, ROW_STEPS) for name in state):
+        extra = (SEED, ROW_STEPS, *map(scale_name, kinds))
+        plain = {name: value for name, value in state.items() if name not in extra}
+        for name, kind in kinds.items():
+            if name in plain:
+                plain[name] = _to_float32(kind, plain[name], state.get(scale_name(name)))
+    shapes = [plain[name].shape for name in kinds if isinstance(plain.get(name), Tensor) and kinds[name] == "signed"]
+    for name in kinds:
+        if shapes and isinstance(plain.get(name), Tensor) and plain[name].shape != shapes[0]:
+            plain[name] = plain[name].expand(shapes[0]).clone()
+    return plain
+
+
+def storage_refusal(param: Tensor, o: Options, grad: Tensor | None) -> Refusal | None:
+    """Return why the moments of a parameter cannot be stored as the options say, or None if they can."""
+    option = first_nondefault_option(o)
+    if option is None:
+        return None
+    if param.is_complex() or param.dtype == torch.float64:
+        return Refusal.unsupported(f"{option} is for real parameters of at most float32, and this one is {param.dtype}")
+    if hasattr(param, "to_local"):
+        return Refusal.unsupported(f"{option} does not support DTensors")
+    if grad is not None and grad.is_sparse and grad.sparse_dim() != 1:
+        return Refusal.unsupported(
+            f"{option} supports gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+        )
+    return None
