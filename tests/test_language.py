@@ -20,10 +20,8 @@ import pytest
 from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
 
 NOT_YET_CONVERTED: tuple[str, ...] = (
-    "src/cadam/distributed",
     "src/cadam/engines",
     "src/cadam/native",
-    "src/cadam/online",
     "src/cadam/optim",
     "paper/cadam_paper",
 )

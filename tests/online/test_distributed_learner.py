@@ -127,7 +127,7 @@ def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str)
     assert ("damaged checkpoint, trying the previous one" in "".join(found["logged"])) == (damage != "")
 
 
-def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str, Any], Path]) -> None:
+def test_a_checkpoint_that_one_rank_cannot_write_is_discarded_on_all_ranks(learnt: tuple[dict[str, Any], Path]) -> None:
     full = learnt[0]["full"]
     assert full["failed_saves"] == 1
     assert "learning continues: rank 1: no space left" in "".join(full["logged"])
@@ -144,7 +144,9 @@ def refuse(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_another_number_of_ranks_is_refused(world: int, learnt: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_resuming_with_another_number_of_ranks_raises(
+    world: int, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
     assert f"here are {world}: start 2" in run(world, tmp_path / "world", refuse, learnt[1] / "damaged ")
 
 
@@ -163,7 +165,7 @@ def refuse_damaged(folder: Path) -> None:
         DistributedLearner(plain, CAdam(plain.parameters()), nn.functional.binary_cross_entropy_with_logits)
 
 
-def test_without_a_good_checkpoint_nothing_starts_anew(tmp_path: Path) -> None:
+def test_training_does_not_restart_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     run(1, tmp_path / "world", refuse_damaged, tmp_path)
 
 
@@ -181,7 +183,7 @@ def run_twice(folder: Path) -> float:
     return ours.metrics()["events"]
 
 
-def test_run_again_with_a_rank_that_had_no_events(tmp_path: Path) -> None:
+def test_run_can_be_called_again_on_a_rank_without_events(tmp_path: Path) -> None:
     assert run(2, tmp_path / "world", run_twice, tmp_path, seconds=60) == 16
 
 
@@ -210,7 +212,9 @@ def test_sparse_gradients_are_exchanged_as_rows_unless_the_model_has_a_hook(tmp_
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_ranks_of_torchrun_meet(nodes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_started_by_torchrun_join_one_group(
+    nodes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_RESTART_COUNT": 2}
     where = {"MASTER_ADDR": "here", "MASTER_PORT": 1, "TORCHELASTIC_USE_AGENT_STORE": True}
     for name, value in {**given, **where}.items():
@@ -262,7 +266,7 @@ leave()
 """
 
 
-def test_a_rank_ends_well_though_a_thread_of_gloo_is_not_done() -> None:
+def test_a_rank_exits_with_code_0_while_a_gloo_thread_is_running() -> None:
     """The thread still has a tensor to release, and gets no GIL for it before the end: a shutdown of Python aborts."""
     given = {name: value for name, value in os.environ.items() if name != "RANK"}
     rank = subprocess.run([sys.executable, "-c", LATE], env=given, capture_output=True, text=True, timeout=120)
@@ -314,7 +318,7 @@ def test_ranks_end_together() -> None:
     assert ended > float(late)
 
 
-def test_a_rank_that_fails_lets_the_others_fail() -> None:
+def test_all_ranks_fail_if_one_fails() -> None:
     codes, _, _ = end_of_two("fails")
     assert codes == [1, 3]
 
@@ -323,7 +327,7 @@ def test_a_rank_that_fails_lets_the_others_fail() -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_job_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
     kill_and_compare("ddp", 10, 0, shares(tmp_path / "data"), tmp_path)
 
 
@@ -355,12 +359,12 @@ def tables_of_a_stranger(folder: Path) -> list[Ratio]:
     return numbers
 
 
-def test_tables_are_counted_by_whoever_has_registered_for_them(tmp_path: Path) -> None:
+def test_registered_functions_count_the_alignment_of_tables(tmp_path: Path) -> None:
     found = run(1, tmp_path / "world", tables_of_a_stranger, tmp_path)
     assert found == [Ratio(1, 2, 4), Ratio(2, 4, 8)]  # the second has gone on from the first
 
 
-def test_the_learner_does_not_know_torchrec() -> None:
+def test_the_learner_does_not_import_torchrec() -> None:
     names = [module.name for module in pkgutil.walk_packages(online.__path__, "cadam.online.")]
     code = (
         f"import importlib, sys; [importlib.import_module(n) for n in {names}]; print('cadam.torchrec' in sys.modules)"

@@ -45,7 +45,7 @@ def test_it_learns_as_a_plain_loop_does() -> None:
         assert torch.equal(ours_value, value)
 
 
-def test_it_predicts_in_evaluation_mode_and_learns_in_training_mode_also_where_a_module_has_its_own() -> None:
+def test_it_predicts_in_evaluation_mode_and_trains_in_training_mode_even_if_train_is_overridden() -> None:
     modes: list[tuple[bool, bool]] = []
 
     class Frozen(nn.Dropout):
@@ -76,7 +76,7 @@ def test_the_clock_is_the_median_of_the_times(count: int) -> None:
     assert ours.join.clock.now == np.quantile(times, 0.5, method="lower")
 
 
-def test_finished_events_are_remembered_with_what_became_of_them() -> None:
+def test_resolved_ids_are_remembered_with_whether_they_had_a_label() -> None:
     memory = ResolvedIds(10)
     memory.add([1, 2, 3], True)
     memory.add([4, "a"], False)
@@ -93,7 +93,7 @@ def test_finished_events_are_remembered_with_what_became_of_them() -> None:
     assert [again.get(key) for key in (1, 4, 200, 300)] == [None, None, True, False]
 
 
-def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> None:
+def test_no_second_checkpoint_is_saved_if_the_last_batch_saved_one(tmp_path: Path) -> None:
     for every, saves in ((64, 3), (128, 2), (1000, 2)):
         folder = tmp_path / str(every)
         ours = learner(checkpoint=folder, checkpoint_every=every)
@@ -105,7 +105,7 @@ def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> Non
         assert (present(ours.schedule).saves, again.events) == (saves, 128)
 
 
-def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:
+def test_late_labels_give_the_same_log_loss_and_are_learned_in_the_order_of_the_labels() -> None:
     direct, later = learner(build(), batch_size=10**9), learner(build(), batch_size=10**9)
     direct.learn(events(100))
     scores = later.predict(events(100, labels=False))
@@ -129,7 +129,7 @@ def test_the_second_label_is_ignored_and_counted() -> None:
     assert (numbers["learned"], numbers["repeated_labels"], numbers["mean_label"]) == (1, 2, 1)
 
 
-def test_an_event_that_comes_again_is_learnt_from_once() -> None:
+def test_a_repeated_event_is_learned_once() -> None:
     ours = learner()
     ours.learn(events(32))
     ours.learn(events(32))
@@ -139,7 +139,7 @@ def test_an_event_that_comes_again_is_learnt_from_once() -> None:
     assert (numbers["learned"], numbers["repeated_events"], numbers["pending"]) == (32, 64, 32)
 
 
-def test_a_record_that_comes_again_may_bring_the_label() -> None:
+def test_a_repeated_event_can_provide_the_label() -> None:
     """An upsert: first the event, later the whole record, with what became of it."""
     ours = learner(horizon=1000, unmatched="negative")
     ours.learn(events(8, labels=False))
@@ -160,7 +160,7 @@ def test_a_record_that_comes_again_may_bring_the_label() -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["beside one that waits", "beside labelled ones"])
-def test_such_a_label_counts_whatever_comes_with_it(known: int) -> None:
+def test_the_label_of_a_repeated_event_counts_beside_labeled_and_unlabeled_events(known: int) -> None:
     ours = learner(horizon=10, unmatched="drop")
     ours.learn(events(1, labels=False))
     late = events(4, first=100)
@@ -180,7 +180,7 @@ def test_a_label_before_its_event_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("unmatched", ["drop", "negative"])
-def test_what_gets_no_label_within_the_horizon(unmatched: str) -> None:
+def test_events_without_a_label_are_dropped_or_negative_after_the_horizon(unmatched: str) -> None:
     ours = learner(horizon=50, unmatched=unmatched)
     for start in range(0, 100, 10):
         ours.predict(events(10, first=start, labels=False))
@@ -195,7 +195,7 @@ def test_what_gets_no_label_within_the_horizon(unmatched: str) -> None:
     assert (ours.metrics()["pending"], ours.metrics()["expired"]) == (0, 99)
 
 
-def test_one_event_dated_years_ahead_does_not_end_the_others_wait() -> None:
+def test_one_event_dated_years_ahead_does_not_expire_the_others() -> None:
     ours = learner(horizon=50)
     batch = events(20, labels=False)
     present(batch.time)[3] = 1e12
@@ -211,7 +211,7 @@ def one_by_one(times: list[float]) -> list[Events]:
     return batches
 
 
-def test_nor_does_it_where_events_come_one_by_one() -> None:
+def test_one_event_dated_years_ahead_does_not_expire_events_in_batches_of_one() -> None:
     ours = learner(horizon=50, unmatched="negative")
     expected = learner(horizon=50, unmatched="negative")
     times = [float(n) for n in range(300)]
@@ -223,7 +223,7 @@ def test_nor_does_it_where_events_come_one_by_one() -> None:
     assert ours.metrics()["expired"] == expected.metrics()["expired"] == 249
 
 
-def test_what_comes_after_a_pause_is_waited_for_from_then_on(tmp_path: Path) -> None:
+def test_events_after_a_pause_wait_for_the_whole_horizon(tmp_path: Path) -> None:
     """Three events in a row that are ahead are believed; the first two of them have not waited since before it."""
     ours = learner(horizon=60, unmatched="negative", checkpoint=tmp_path)
     for number, batch in enumerate(one_by_one([0, 10, 1000, 1001, 1002, 1003])):
@@ -242,7 +242,7 @@ def test_what_comes_after_a_pause_is_waited_for_from_then_on(tmp_path: Path) -> 
     ours.close()
 
 
-def test_a_label_from_before_a_pause_has_waited_through_it() -> None:
+def test_an_early_label_expires_during_a_pause() -> None:
     ours = learner(horizon=60)
     for number, batch in enumerate(one_by_one([0, 10, 20, 1000, 1001, 1002])):
         if number == 1:
@@ -251,7 +251,7 @@ def test_a_label_from_before_a_pause_has_waited_through_it() -> None:
     assert ours.metrics()["orphan_labels"] == 1
 
 
-def test_a_label_without_an_event_expires_though_every_batch_jumps_by_more_than_the_horizon() -> None:
+def test_an_early_label_expires_even_if_every_batch_jumps_beyond_the_horizon() -> None:
     ours = learner(horizon=60)
     for number in range(5):
         batch = events(4, first=4 * number, labels=False)
@@ -262,7 +262,7 @@ def test_a_label_without_an_event_expires_though_every_batch_jumps_by_more_than_
         assert ours.metrics()["orphan_labels"] == (number > 0)
 
 
-def test_a_label_before_the_first_event_waits_from_then_on(tmp_path: Path) -> None:
+def test_a_label_before_the_first_event_waits_from_the_first_event_on(tmp_path: Path) -> None:
     ours = learner(horizon=60, checkpoint=tmp_path)
     ours.observe([3, 77], [1, 1])
     ours.save()
@@ -280,7 +280,7 @@ def test_a_label_before_the_first_event_waits_from_then_on(tmp_path: Path) -> No
     ours.close()
 
 
-def test_good_times_between_bad_ones_keep_the_clock() -> None:
+def test_wrong_times_do_not_move_the_clock_if_correct_ones_are_between_them() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 1e12, 1, 1e12, 2, 1e12, 1e12, 3]):
         ours.predict(batch)
@@ -299,14 +299,14 @@ def test_good_times_between_bad_ones_keep_the_clock() -> None:
     assert ours.join.clock.now == 3
 
 
-def test_the_clock_does_not_go_back() -> None:
+def test_the_clock_never_decreases() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 40, 10, -100, -100, -100, 30]):
         ours.predict(batch)
     assert ours.join.clock.now == 40
 
 
-def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
+def test_labeled_events_are_released_with_an_infinite_horizon() -> None:
     ours = learner()
     for start in range(0, 20_000, 20):
         ours.predict(events(20, seed=start, first=start, labels=False))
@@ -321,14 +321,14 @@ def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
     assert len(ours.pending.state_dict()["rows"]["id"]) == 0
 
 
-def test_labels_of_events_that_never_come_are_bounded() -> None:
+def test_the_number_of_orphan_labels_in_memory_is_bounded() -> None:
     ours = learner(capacity=10)
     ours.observe(range(100), [1] * 100)
     assert len(ours.pending.early) == 10
     assert ours.metrics()["orphan_labels"] == 90
 
 
-def test_capacity_bounds_what_waits() -> None:
+def test_capacity_bounds_the_number_of_pending_events() -> None:
     ours = learner(capacity=100)
     for start in range(0, 1000, 30):
         ours.predict(events(30, seed=start, first=start, labels=False))
@@ -347,7 +347,7 @@ def test_text_ids_join() -> None:
 
 @pytest.mark.parametrize("ids_first", [True, False])
 @pytest.mark.parametrize("resumed", [True, False])
-def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_lost(
+def test_mixing_events_with_and_without_ids_raises_before_any_is_lost(
     ids_first: bool, resumed: bool, tmp_path: Path
 ) -> None:
     batches = [events(8), events(8)]
@@ -366,7 +366,7 @@ def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_los
     ours.close()
 
 
-def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
+def test_steps_of_a_fixed_size_do_not_depend_on_when_labels_arrive() -> None:
     clicks = table(200)["click"]
     one = learner(build(), batch_size=32)
     one.predict(events(200, labels=False))
@@ -379,7 +379,7 @@ def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
     assert weights(one) == weights(other)
 
 
-def test_an_event_that_the_model_refuses_is_rejected_and_the_others_are_learnt(tmp_path: Path) -> None:
+def test_an_event_that_the_model_refuses_is_rejected_and_the_others_are_learned(tmp_path: Path) -> None:
     ours = learner(rejected=tmp_path / "rejected.jsonl")
     batch = events(64)
     batch.features["item"][17] = 10**6
@@ -408,7 +408,7 @@ def test_a_model_that_refuses_everything_or_has_diverged_is_an_error() -> None:
         ours.learn(events(8, first=8))
 
 
-def test_a_batch_of_nothing_but_bad_events_is_rejected_once_the_model_has_worked(tmp_path: Path) -> None:
+def test_a_batch_of_only_bad_events_is_rejected_after_the_model_has_worked(tmp_path: Path) -> None:
     ours = learner(rejected=tmp_path / "rejected.jsonl")
 
     def bad(first: int, count: int) -> Events:
@@ -459,7 +459,7 @@ def test_an_event_that_the_model_cannot_be_trained_on_is_rejected(tmp_path: Path
         ours.learn(events(1, first=2000))
 
 
-def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -> None:
+def test_one_untrainable_event_does_not_lose_the_rest_of_a_large_batch() -> None:
     class Refusing(Small):
         def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
             if self.training and (price == 7).any():
@@ -475,7 +475,7 @@ def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -
     assert (numbers["learned"], numbers["rejected"], ours.training.consecutive_unlearned) == (3998, 2, 0)
 
 
-def test_a_buffer_that_never_was_finite_is_no_divergence(tmp_path: Path) -> None:
+def test_a_buffer_that_was_never_finite_does_not_count_as_divergence(tmp_path: Path) -> None:
     model = Small()
     model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
     ours = learner(model, checkpoint=tmp_path)
@@ -530,7 +530,7 @@ def test_labels_and_times_that_are_not_finite_are_rejected(tmp_path: Path) -> No
     assert [f"its {what}" in text for what in ("label is inf", "time is nan", "time is inf")] == [True] * 3
 
 
-def test_the_horizon_passes_with_events_that_bring_their_labels_too() -> None:
+def test_labeled_events_also_advance_the_horizon() -> None:
     ours = learner(horizon=50)
     ours.observe([10**6], [1])
     ours.predict(events(10, labels=False))
@@ -538,7 +538,7 @@ def test_the_horizon_passes_with_events_that_bring_their_labels_too() -> None:
     assert (ours.metrics()["expired"], ours.metrics()["orphan_labels"]) == (10, 1)
 
 
-def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None:
+def test_an_early_label_of_an_event_with_a_label_counts_as_repeated() -> None:
     ours = learner()
     ours.observe([3], [1])
     ours.learn(events(8))
@@ -546,7 +546,7 @@ def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None
     assert not ours.pending.early
 
 
-def test_wrong_use_names_what_is_wrong() -> None:
+def test_invalid_arguments_are_named_in_the_error() -> None:
     with pytest.raises(ValueError, match="unmatched"):
         learner(unmatched="forget")
     with pytest.raises(ValueError, match="needs a finite horizon"):
@@ -615,7 +615,7 @@ def run(folder: Path, stops: list[int]) -> Learner:
     return ours
 
 
-def test_a_resumed_run_is_bit_for_bit_that_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_resumed_run_is_bit_for_bit_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", [])
     parts = run(tmp_path / "parts", [350, 1000, 1050, 2710])
     assert weights(whole) == weights(parts)
@@ -625,7 +625,7 @@ def test_a_resumed_run_is_bit_for_bit_that_of_an_uninterrupted_one(tmp_path: Pat
     assert len(files(tmp_path / "whole" / "log")) > 3
 
 
-def test_what_was_rejected_after_the_checkpoint_is_rejected_once(tmp_path: Path) -> None:
+def test_events_rejected_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     def bad(first: int) -> Events:
         batch = events(20, first=first)
         batch.features["item"][7] = 10**6
@@ -643,7 +643,7 @@ def test_what_was_rejected_after_the_checkpoint_is_rejected_once(tmp_path: Path)
     assert (len(lines), len(set(lines)), again.metrics()["rejected"]) == (2, 2, 2)
 
 
-def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> None:
+def test_a_crash_before_the_first_checkpoint_loses_nothing(tmp_path: Path) -> None:
     class Crashing(Replayed):
         def __iter__(self):  # type: ignore[no-untyped-def]
             yield from super().__iter__()
@@ -667,7 +667,7 @@ def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> 
     assert rejections[0].count("\n") == 1
 
 
-def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_during_resume_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = learner(checkpoint=tmp_path)
 
     def stop() -> bool:
@@ -696,7 +696,7 @@ def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, mo
     assert (ours.events, ours.stopped) == (480, False)
 
 
-def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_another_optimizer_raises(tmp_path: Path) -> None:
     ours = learner(checkpoint=tmp_path)
     ours.run(Replayed([events(20)]))
     ours.close()
@@ -718,7 +718,7 @@ def test_the_log_has_every_prediction_once(tmp_path: Path) -> None:
     assert ours.metrics()["log_loss"] == pytest.approx(again, abs=1e-12)
 
 
-def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
+def test_a_damaged_newest_checkpoint_is_detected_and_the_previous_one_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = run(tmp_path / "whole", [])
@@ -736,7 +736,7 @@ def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "header", "bit"])
-def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(
+def test_any_damage_is_detected_and_an_error_if_no_checkpoint_is_good(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = learner(checkpoint=tmp_path)
@@ -766,14 +766,14 @@ def test_two_learners_do_not_share_a_folder(tmp_path: Path) -> None:
     learner(checkpoint=tmp_path)
 
 
-def test_a_log_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+def test_the_log_of_another_run_is_not_overwritten(tmp_path: Path) -> None:
     ours = learner(log=tmp_path, log_rows=10)
     ours.learn(events(20))
     with pytest.raises(FileExistsError, match="log of another run"):
         learner(log=tmp_path, log_rows=10).learn(events(20))
 
 
-def test_a_checkpoint_of_torch_adam_is_taken_over(tmp_path: Path) -> None:
+def test_a_warm_start_loads_a_checkpoint_of_torch_adam(tmp_path: Path) -> None:
     model = build()
     model.users.sparse = model.items.sparse = False
     adam = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -127,7 +127,7 @@ def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["linear", "fm"])
-def test_scores_weights_and_moments_are_those_of_torch_with_batches_of_one(model: str, optimizer: str) -> None:
+def test_scores_weights_and_moments_equal_those_of_torch_with_batches_of_one(model: str, optimizer: str) -> None:
     check_same_as_torch(model, optimizer, 120)
 
 
@@ -137,20 +137,20 @@ def test_scores_weights_and_moments_are_those_of_torch_with_batches_of_one(model
     [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}],
     ids=["l2", "decoupled", "maximize"],
 )
-def test_options_count_as_with_torch(optimizer: str, options: dict[str, Any]) -> None:
+def test_options_have_the_same_effect_as_with_torch(optimizer: str, options: dict[str, Any]) -> None:
     check_same_as_torch("fm", optimizer, 60, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["linear", "fm"])
-def test_twenty_thousand_events_are_learnt_as_by_torch(model: str, optimizer: str) -> None:
+def test_twenty_thousand_events_are_learned_as_with_torch(model: str, optimizer: str) -> None:
     """At the default rate. At ten times that the last bit of a weight decides signs, with torch or without it."""
     check_same_as_torch(model, optimizer, 20_000, lr=0.001)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_chunks_change_no_bit(size: int) -> None:
+def test_the_chunk_size_does_not_change_any_bit(size: int) -> None:
     given, whole, cut = events(300), started("fm", "CAdam"), started("fm", "CAdam")
     assert given.labels is not None
     scores, _ = compiled(*whole).train(given.features, given.labels)
@@ -187,7 +187,7 @@ def test_a_learner_counts_logs_and_measures_as_with_torch(tmp_path: Path) -> Non
     assert np.allclose(log["score"], their_log["score"], atol=1e-5)
 
 
-def test_an_event_that_is_not_for_it_gets_what_torch_gives_it() -> None:
+def test_events_that_compiled_code_does_not_support_are_processed_by_torch() -> None:
     """Labels that are missing or infinite, numbers beyond all bounds, an id that is no row."""
     given = events(90)
     assert given.labels is not None
@@ -219,7 +219,7 @@ def test_an_infinite_number_ends_in_the_same_error_as_with_torch(value: float) -
     assert messages[0] == messages[1]
 
 
-def test_a_run_can_go_from_one_way_to_the_other_at_any_event() -> None:
+def test_compiled_code_and_torch_can_alternate_at_any_event() -> None:
     given, mixed, whole = events(200), learner(), learner()
     mixed.process(given.take(slice(0, 100)))
     mixed.per_event = "with torch: from here on"
@@ -233,7 +233,7 @@ def test_a_run_can_go_from_one_way_to_the_other_at_any_event() -> None:
 
 
 @pytest.mark.parametrize("first", ["compiled", "torch"])
-def test_a_checkpoint_of_one_way_is_gone_on_from_by_the_other(first: str, tmp_path: Path) -> None:
+def test_compiled_code_and_torch_resume_from_checkpoints_of_each_other(first: str, tmp_path: Path) -> None:
     given, parts = cached(240), [slice(0, 80), slice(80, 160), slice(160, 240)]
     for number, part in enumerate(parts):
         one = learner(own_path=(first == "torch") == (number != 1), checkpoint=tmp_path / "state")
@@ -250,7 +250,7 @@ def test_a_checkpoint_of_one_way_is_gone_on_from_by_the_other(first: str, tmp_pa
     assert one.total_alignment() == whole.total_alignment()
 
 
-def test_what_learns_is_said_with_the_reason() -> None:
+def test_training_mode_names_the_reason_for_torch() -> None:
     assert learner("linear").training_mode == "one event at a time, compiled"
     assert learner("deepfm").training_mode.startswith("one event at a time, with torch: the model is DeepFM")
     built, optimizer = started("fm", "CAdam")
@@ -269,7 +269,7 @@ def test_what_learns_is_said_with_the_reason() -> None:
 @pytest.mark.parametrize(
     "options", [{"moments": "bfloat16"}, {"moments": "int8"}, {"second_moment": "row"}, {"row_steps": True}], ids=str
 )
-def test_light_moments_go_through_torch(options: dict[str, Any]) -> None:
+def test_quantized_moments_are_trained_with_torch(options: dict[str, Any]) -> None:
     given, found = cached(60), []
     for one_by_one in (True, False):
         built, optimizer = started("fm", "CAdam", **options)
@@ -281,7 +281,7 @@ def test_light_moments_go_through_torch(options: dict[str, Any]) -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
 
 
-def test_a_table_that_32_bits_cannot_number_goes_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_with_too_many_rows_is_trained_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from cadam.online import per_event_kernel as engine
 
     built, optimizer = started("fm", "CAdam")
@@ -290,7 +290,7 @@ def test_a_table_that_32_bits_cannot_number_goes_through_torch(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64])
-def test_features_of_another_type_or_length_get_what_torch_gives_them(kind: type) -> None:
+def test_features_of_another_type_or_length_are_processed_by_torch(kind: type) -> None:
     given = events(40)
     for change in ("item", "tags", "xy"):
         found: list[Any] = []
@@ -343,7 +343,7 @@ def replace_a_table(one: Learner) -> None:
 
 
 @pytest.mark.parametrize("change", [freeze, hook, hook_a_parameter, pad, schedule, replace_a_forward, replace_a_table])
-def test_what_is_asked_of_model_or_optimizer_later_is_heeded(change: Any) -> None:
+def test_later_changes_of_model_or_optimizer_take_effect(change: Any) -> None:
     given, found = events(60), []
     for own_path in (False, True):
         one = learner(own_path=own_path)
@@ -355,7 +355,7 @@ def test_what_is_asked_of_model_or_optimizer_later_is_heeded(change: Any) -> Non
     assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in zip(found[0][1], found[1][1], strict=True))
 
 
-def test_labels_that_come_later_are_learnt_one_by_one_too() -> None:
+def test_late_labels_are_learned_one_by_one_too() -> None:
     given, one = events(50), learner()
     assert given.labels is not None
     one.predict(Events(given.features, ids=np.arange(50)))
@@ -397,7 +397,7 @@ def batches_of(rows: Rows, given: Events, size: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize("kind", ["both", "event", "late", "mixed"])
-def test_events_with_ids_and_late_labels_are_learnt_in_their_order(kind: str, tmp_path: Path) -> None:
+def test_events_with_ids_and_late_labels_are_learned_in_order(kind: str, tmp_path: Path) -> None:
     """However many come at one go, to the bit; and as with torch."""
     given, rows = cached(300), rows_of(kind, 300)
     found = []
@@ -423,7 +423,7 @@ def test_events_with_ids_and_late_labels_are_learnt_in_their_order(kind: str, tm
     assert their_log["outcome"] == log["outcome"]
 
 
-def test_a_label_on_its_own_says_how_many_events_came_before_it() -> None:
+def test_a_separate_label_knows_how_many_events_preceded_it() -> None:
     schema = Schema({"x": "number"}, label="y", id="i")
     records: list[dict[str, Any]] = [{"i": 1, "x": 1.0}, {"i": 1, "y": 1}, {"i": 2, "x": "?"}, {"i": 3, "x": 2.0}]
     records += [{"i": 3, "y": 0}, {"i": 4, "y": 1}]
@@ -455,7 +455,7 @@ def run(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kills", [pytest.param(2, id="2"), pytest.param(20, id="20", marks=pytest.mark.slow)])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
     stream(tmp_path / "clicks.parquet", 150_000 if kills < 10 else 600_000)
     done = []
     for name, deaths in (("whole", 0), ("killed", kills)):

@@ -76,7 +76,7 @@ def test_options_of_tables_are_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seed", "kills"), [(0, 2), *(pytest.param(seed, 5, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(seed: int, kills: int, tmp_path: Path) -> None:
+def test_a_job_killed_at_random_moments_ends_with_the_same_bits(seed: int, kills: int, tmp_path: Path) -> None:
     kill_and_compare("row_wise", kills, seed, shares(tmp_path / "data"), tmp_path)
 
 

@@ -35,8 +35,8 @@ logger = logging.getLogger("cadam.online")
 class DistributedLearner(Learner):
     """`Learner` on every rank of a job that trains one model, a DistributedModelParallel or DistributedDataParallel.
 
-    The ranks work in rounds. In each round a rank processes a batch of its own source, or nothing if its source has
-    ended, and joins labels with the events of its own share. An event and its label must therefore reach the same rank.
+    The ranks work in rounds. In each round a rank processes a batch from its source, or nothing if the source has
+    ended, and joins labels with the events of its share. An event and its label must therefore reach the same rank.
     All ranks take every training step together, over the mean loss of the events of all ranks, so `loss` must be a mean
     over events.
 

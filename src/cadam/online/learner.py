@@ -51,14 +51,14 @@ logger = logging.getLogger("cadam.online")
 MAX_LAG = 1e6
 """If the newest event is further than this many seconds from now, the stream is not live and has no lag."""
 MAX_REJECTED_TEXT = 4096
-"""How many characters of a rejected event are kept."""
+"""The number of characters of a rejected event that are kept."""
 
 Batches = Iterable["Events | Labels | Batch | None"]
-"""What a source produces. None means that nothing has arrived; then only reports and checkpoints are due."""
+"""The output of a source. None means that nothing has arrived; then only reports and checkpoints are due."""
 
 
 class _Path(IntEnum):
-    """How an event is processed in per-event training."""
+    """The way in which an event is processed in per-event training."""
 
     TORCH = 0
     """With torch, because the compiled code does not support the event, or the join may have to reject it."""

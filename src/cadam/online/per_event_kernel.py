@@ -46,7 +46,7 @@ _EVENTS = np.dtype([(name, "i8") for name in ("n", "rows", "weights", "numbers",
 
 @dataclass(frozen=True)
 class Layout:
-    """How the features of an event are arranged for the kernels.
+    """The arrangement of the features of an event for the kernels.
 
     An entry is one id of an event, that is, one row of the tables. An id feature has one entry and a list has several.
     The entries of numbers, which name the bins of the numbers, come last.
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """How many numbers an event has."""
+        """The number of numeric features of an event."""
         return len(self.bin_starts)
 
     @property

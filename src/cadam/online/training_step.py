@@ -155,7 +155,7 @@ class TrainingStep:
     # Divergence -------------------------------------------------------------------------------------------------
 
     def check_scores(self, failures: dict[int, str]) -> None:
-        """Raise if so many events in a row have no finite score that the model must be the cause.
+        """Raise if more than `MAX_CONSECUTIVE_FAILURES` events in a row have no finite score.
 
         Raises:
             RuntimeError: if the model refuses the events.

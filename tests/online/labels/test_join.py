@@ -168,7 +168,7 @@ def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_late_labels_are_joined_as_the_rules_say(seed: int) -> None:
+def test_the_join_equals_a_plain_reference_implementation(seed: int) -> None:
     batches = stream(random.Random(seed))
     expected = Reference()
     for batch in batches:

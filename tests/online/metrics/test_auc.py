@@ -32,14 +32,14 @@ def test_auc_counts_pairs(events: list[tuple[float, bool]]) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("values", [50, 1_000_000_000], ids=["ties", "few ties"])
-def test_auc_is_that_of_scikit_learn(dtype: type, values: int) -> None:
+def test_auc_equals_that_of_scikit_learn(dtype: type, values: int) -> None:
     random = np.random.default_rng(1)
     labels = random.random(100_000) < 0.25
     scores: np.ndarray = (random.integers(0, values, 100_000) / values + 0.1 * labels).astype(dtype)
     assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
-def test_labels_may_be_any_numbers_that_are_zero_or_not() -> None:
+def test_any_nonzero_label_is_positive() -> None:
     scores, labels = np.array([0.1, 0.7, 0.4, 0.4]), np.array([0, 1, 1, 0])
     expected = auc(scores, labels.astype(bool))
     assert expected == 3.5 / 4
@@ -47,7 +47,7 @@ def test_labels_may_be_any_numbers_that_are_zero_or_not() -> None:
     assert auc(torch.tensor(scores), torch.tensor(labels)) == expected
 
 
-def test_a_score_that_is_no_number_makes_no_auc() -> None:
+def test_a_nan_score_makes_the_auc_nan() -> None:
     assert math.isnan(auc(np.array([1.0, math.nan]), np.array([True, False])))
     assert math.isnan(auc(np.array([1.0, 2.0, 3.0]), np.array([0, 1, math.nan])))
     assert math.isnan(log_loss(np.array([1.0, math.nan]), np.array([True, False])))
@@ -60,7 +60,7 @@ def test_tensors_may_need_gradients_and_be_bfloat16() -> None:
     assert log_loss(scores.bfloat16(), labels) == log_loss(scores, labels)
 
 
-def test_scores_and_labels_must_fit() -> None:
+def test_scores_and_labels_of_different_length_raise() -> None:
     with pytest.raises(ValueError, match=r"equally long, got \(2,\), \(3,\)"):
         auc(np.zeros(2), np.zeros(3))
     with pytest.raises(ValueError, match=r"equally long, got \(2, 1\), \(2, 1\)"):
@@ -75,7 +75,7 @@ def test_log_loss_of_logits() -> None:
     assert log_loss(np.array([math.inf, 0.0]), np.array([0, 0])) == math.inf
 
 
-def test_tensors_of_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_a_device_give_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device taken for another than the CPU, the same numbers come out."""
     random = np.random.default_rng(2)
     scores, labels = random.normal(size=500).round(1).astype(np.float32), random.random(500) < 0.3

@@ -63,7 +63,7 @@ def events(count: int, users: int, levels: int = 0, seed: int = 0) -> Events:
     ),
     st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(0, 4)), max_size=40),
 )
-def test_gauc_is_that_of_a_plain_computation(wide: list[Any], narrow: list[Any]) -> None:
+def test_gauc_equals_a_plain_computation(wide: list[Any], narrow: list[Any]) -> None:
     for rows in (wide, narrow):
         scores = np.array([row[0] for row in rows], dtype=np.float64)
         labels = np.array([row[1] for row in rows], dtype=bool)
@@ -95,14 +95,14 @@ def test_users_may_have_any_name() -> None:
     assert set(named.users) <= {f"user {u}" for u in users}
 
 
-def test_a_nan_score_leaves_no_number_standing() -> None:
+def test_a_nan_score_makes_every_metric_nan() -> None:
     scores, labels, users = events(100, 5)
     scores[50] = math.nan
     numbers = measure(scores, labels, users)
     assert all(math.isnan(numbers[name]) for name in ("auc", "gauc_by_impressions", "gauc_by_user", "log_loss"))
 
 
-def test_what_the_summed_metrics_are() -> None:
+def test_summed_metrics_equal_their_definitions() -> None:
     labels = np.array([1, 0, 0, 1, 0, 0, 0, 0], dtype=bool)
     constant = np.full(8, math.log(0.25 / 0.75))
     numbers = measure(constant, labels)
@@ -118,7 +118,7 @@ def test_what_the_summed_metrics_are() -> None:
 
 
 @pytest.mark.parametrize("clicks", [0, 1, 3, 8])
-def test_the_best_constant_is_what_the_entropy_is_normalised_by(clicks: int) -> None:
+def test_entropy_is_normalized_by_the_best_constant(clicks: int) -> None:
     labels = np.arange(8) < clicks
     scores, progress = np.linspace(-1, 1, 8), LogLoss()
     progress.update(scores, labels, None, scores)
@@ -130,7 +130,7 @@ def test_the_best_constant_is_what_the_entropy_is_normalised_by(clicks: int) -> 
         assert progress.best_constant == 0
 
 
-def test_labels_that_are_no_clicks_have_no_best_constant() -> None:
+def test_labels_outside_0_and_1_have_no_best_constant() -> None:
     progress = LogLoss()
     assert math.isnan(progress.best_constant)
     progress.update(np.zeros(4), np.array([0.0, 3.5, 2.0, 1.0]), None, np.zeros(4))
@@ -149,13 +149,13 @@ def fed(metrics: StreamMetrics, made: Events, sizes: list[int]) -> StreamMetrics
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 300), max_size=12))
-def test_batches_do_not_matter(sizes: list[int]) -> None:
+def test_metrics_do_not_depend_on_batches(sizes: list[int]) -> None:
     made = events(2000, 30, levels=8)
     kept = [size for size, total in zip(sizes, np.cumsum(sizes), strict=True) if total <= 2000]
     assert fed(StreamMetrics(150), made, kept).results() == fed(StreamMetrics(150), made, []).results()
 
 
-def test_windows_decayed_and_total_are_what_they_say() -> None:
+def test_window_decayed_and_total_values_equal_their_definitions() -> None:
     made = events(1050, 40)
     metrics = fed(StreamMetrics(100, half_life=200), made, [64] * 16)
     windows = [measure(*(column[s : s + 100] for column in made)) for s in range(0, 1000, 100)]
@@ -184,7 +184,7 @@ def test_a_window_of_one_class_is_left_out_of_the_mean() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 37, 100, 990])
-def test_a_restored_stream_goes_on_to_the_bit(cut: int) -> None:
+def test_a_restored_stream_continues_to_the_bit(cut: int) -> None:
     made = events(1050, 40)
     whole = fed(StreamMetrics(100), made, [])
     before = fed(StreamMetrics(100), tuple(column[:cut] for column in made), [])  # type: ignore[arg-type]
@@ -263,7 +263,7 @@ def test_metrics_can_be_recomputed_from_the_prediction_log(tmp_path: Path, named
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_metrics_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path, named: bool) -> None:
+def test_metrics_continue_from_a_checkpoint_to_the_bit(tmp_path: Path, named: bool) -> None:
     whole, first, second = (StreamMetrics(150) for _ in range(3))
     learner(whole).run(Batches(named))
     learner(first, checkpoint=tmp_path).run(Batches(named), events=500)
@@ -272,7 +272,7 @@ def test_metrics_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path, named: bool)
     assert second.results() == whole.results()
 
 
-def test_only_what_is_asked_for_is_given() -> None:
+def test_only_selected_metrics_are_returned() -> None:
     metrics = StreamMetrics(5, kinds=["gauc", "calibration"])
     metrics.update(*events(10, 3))
     assert {name.partition("/")[0] for name in metrics.results()} == {
@@ -285,7 +285,7 @@ def test_only_what_is_asked_for_is_given() -> None:
         StreamMetrics(kinds=["gauc"]).update(*events(10, 3)[:2])
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_metric_input_is_named_in_the_error() -> None:
     scores, labels, users = events(10, 3)
     metrics = StreamMetrics(5)
     with pytest.raises(ValueError, match=r"same length.*users.*9"):

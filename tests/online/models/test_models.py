@@ -61,7 +61,7 @@ def test_every_model_scores_and_every_weight_has_a_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_learns_what_a_feature_says(name: str) -> None:
+def test_every_model_learns_an_informative_feature(name: str) -> None:
     torch.manual_seed(0)
     model = models.build(name, SCHEMA)
     learner = Learner(model, CAdam(model.named_parameters(), lr=0.02), nn.functional.binary_cross_entropy_with_logits)
@@ -75,7 +75,7 @@ def test_every_model_learns_what_a_feature_says(name: str) -> None:
     assert learner.log_loss.mean < 0.95 * np.log(2)
 
 
-def test_numbers_are_normalised_by_the_mean_and_deviation_of_all_that_was_learnt_from() -> None:
+def test_numbers_are_normalized_by_the_statistics_of_all_learned_events() -> None:
     random = np.random.default_rng(0)
     numbers = random.normal(3, 2, size=(1000, 2)).astype(np.float32)
     numbers[::7, 1] = np.nan
@@ -94,25 +94,25 @@ def test_numbers_are_normalised_by_the_mean_and_deviation_of_all_that_was_learnt
     assert missing.numpy().tolist() == np.isnan(numbers).tolist()
 
 
-def test_before_anything_is_learnt_numbers_are_0_however_large() -> None:
+def test_numbers_are_normalized_to_0_before_anything_is_learned() -> None:
     scaled, _ = NumberNormalizer(1).eval()(torch.tensor([[1e18], [-5.0]]))
     assert scaled.tolist() == [[0.0], [0.0]]
 
 
-def test_an_outlier_does_not_hide_the_other_numbers() -> None:
+def test_an_outlier_does_not_compress_the_other_numbers() -> None:
     layer = NumberNormalizer(1).train()
     numbers = torch.cat([torch.linspace(1, 100, 999), torch.tensor([1e18])])[:, None]
     scaled, _ = layer(numbers)
     assert scaled[998] - scaled[0] > 0.5
 
 
-def test_pairs_are_the_inner_products_of_all_pairs() -> None:
+def test_pairwise_interactions_are_the_inner_products_of_all_pairs() -> None:
     embedded = torch.randn(5, 4, 3, dtype=torch.float64)
     expected: Any = sum((embedded[:, i] * embedded[:, j]).sum(1) for i in range(4) for j in range(i))
     assert torch.allclose(pairwise_interactions(embedded), expected)
 
 
-def test_a_list_is_the_mean_of_what_is_in_it_and_an_empty_one_is_0() -> None:
+def test_a_list_is_the_mean_of_its_entries_and_an_empty_one_is_0() -> None:
     schema = Schema({"tags": "hash:9[3]?"}, label="click")
     model = models.build("fm", schema)
     assert model.inputs.table is not None
@@ -122,7 +122,7 @@ def test_a_list_is_the_mean_of_what_is_in_it_and_an_empty_one_is_0() -> None:
     assert embedded[1, 0].tolist() == [0.0] * 8
 
 
-def test_sizes_are_those_that_are_asked_for() -> None:
+def test_width_and_hidden_layers_have_the_requested_sizes() -> None:
     model = models.build("mlp", SCHEMA, width=3, hidden=(7, 5))
     assert isinstance(model, MLP)
     assert model.inputs.table is not None

@@ -49,7 +49,7 @@ def schema_file(path: Path, **features: str) -> Path:
     return path
 
 
-def test_a_file_and_the_name_of_the_label_are_enough(
+def test_run_needs_only_a_file_and_the_name_of_the_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "--ignore has device" in error
 
 
-def test_the_same_command_goes_on_where_the_user_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_resumes_if_users_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     clicks(tmp_path / "clicks.csv", 1000, user=np.array([f"u{i % 9}" for i in range(1000)]))
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_the_same_command_goes_on_where_the_user_is_a_text(tmp_path: Path, monke
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("command", ["schema", "run", "ab"])
-def test_two_columns_of_one_name_are_refused_by_every_command(
+def test_every_command_rejects_two_columns_with_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def test_a_schema_that_was_edited_is_replaced_only_on_request(
         ("linear", ("--width", 64), "--width is for models with embeddings (fm, deepfm, dcn, mlp), and linear"),
     ],
 )
-def test_a_size_of_a_part_that_a_model_has_not_is_refused(
+def test_width_and_hidden_are_rejected_for_models_without_these_parts(
     model: str, option: tuple[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
@@ -147,7 +147,7 @@ def test_a_size_of_a_part_that_a_model_has_not_is_refused(
 
 
 @pytest.mark.parametrize("name", ["schema.json", "model.json"])
-def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
+def test_a_failed_write_leaves_the_files_of_the_folder_intact(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
@@ -169,7 +169,7 @@ def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
 
 
 @pytest.mark.parametrize("content", ["", '{"model": "fm"', '["fm"]', "{}", "null"])
-def test_a_damaged_note_of_the_model_is_named_with_the_cure(
+def test_a_damaged_model_file_is_reported_with_advice(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
@@ -188,7 +188,7 @@ def test_a_damaged_note_of_the_model_is_named_with_the_cure(
     assert (state / "model.json").read_bytes() == good
 
 
-def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+def test_a_schema_behind_a_symlink_is_replaced_at_its_target(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "schema.json").symlink_to(tmp_path / "there" / "schema.json")
     for kind in ("number", "hash:10"):
@@ -199,9 +199,7 @@ def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rejected_command_does_not_change_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
     other = schema_file(tmp_path / "other.json", item="hash:50")
     same = (data, "--label", "click", "--checkpoint", state)
@@ -222,7 +220,7 @@ def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
 
 
-def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_looked_at(
+def test_unknown_optimizers_and_metrics_are_reported_before_the_data_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = clicks(tmp_path / "clicks.csv", 100)
@@ -234,9 +232,7 @@ def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_l
         assert not (tmp_path / "state").exists()
 
 
-def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_category_that_is_too_small_fails_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = clicks(tmp_path / "clicks.csv", 2000)
     schema = schema_file(tmp_path / "schema.json", item="category:22")
     assert run(data, "--schema", schema, "--checkpoint", tmp_path / "state") == 1
@@ -247,7 +243,7 @@ def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
     assert run(data, "--schema", schema, "--checkpoint", tmp_path / "b", "--max-rejected", "50%") == 0
 
 
-def test_after_too_many_rejected_events_the_message_says_how_the_same_command_works(
+def test_after_too_many_rejected_events_the_message_explains_how_to_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = np.array(["large" if row % 20 == 0 else str(row % 7) for row in range(2000)], dtype=object)
@@ -265,7 +261,7 @@ def test_after_too_many_rejected_events_the_message_says_how_the_same_command_wo
     assert "ended at 2,000 events;" in capsys.readouterr().err
 
 
-def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
+def test_events_without_a_label_are_reported_in_the_table_and_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = np.array(["" if row % 10 == 0 else str(row % 40) for row in range(2000)], dtype=object)
@@ -278,7 +274,7 @@ def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
     assert "wait for a label" not in told.err
 
 
-def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_started_anew(
+def test_a_run_stops_if_most_of_the_first_events_are_rejected_and_can_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reject_limit, "EVENTS_PER_CHECK", 1000)
@@ -301,7 +297,7 @@ def source(count: int, rejected: int) -> Replayed:
     return Replayed([Batch(events(20, seed=n % 7, first=20 * n), rejected=bad) for n in range(count)])
 
 
-def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
+def test_a_followed_stream_stops_only_with_a_limit_and_can_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reject_limit, "EVENTS_PER_CHECK", 1000)
@@ -343,14 +339,14 @@ def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
         ("something else", "cadam schema"),
     ],
 )
-def test_the_cure_is_that_of_the_most_frequent_reason(reason: str, words: str) -> None:
+def test_the_suggested_fix_is_that_of_the_most_frequent_reason(reason: str, words: str) -> None:
     features = {"item": "category:10", "price": "number", "size": "number?", "shop": "category:10?"}
     schema = Schema(features, label="click", user="user", time="when:iso")
     assert words in suggest_fix({"another": 3, reason: 5}, schema)
     assert format_reasons({"a": 1, "b": 3, "c": 2, "d": 5}, 2) == "5 x d; 3 x b and 2 more reasons"
 
 
-def test_reasons_that_differ_in_the_value_are_one() -> None:
+def test_reasons_that_differ_only_in_a_value_are_counted_together() -> None:
     reason = generalize_reason("device: text 'b c' is not a number")
     assert generalize_reason("item: 7 is not from 0 to 5") == generalize_reason("item: -12 is not from 0 to 5")
     assert generalize_reason("device: text 'a' is not a number") == reason
@@ -360,7 +356,7 @@ def test_reasons_that_differ_in_the_value_are_one() -> None:
 
 
 @pytest.mark.parametrize(("rate", "words"), [(1e-5, "Try a higher --lr"), (0.01, ""), (30.0, "Try a lower --lr")])
-def test_a_model_that_is_no_better_than_a_constant_is_said_with_the_way_to_go(rate: float, words: str) -> None:
+def test_a_model_that_is_no_better_than_a_constant_is_reported_with_advice(rate: float, words: str) -> None:
     check, model = BaselineCheck(), build()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -373,14 +369,14 @@ def test_a_model_that_is_no_better_than_a_constant_is_said_with_the_way_to_go(ra
     assert bool(words) == bool(check.warning(ours))
 
 
-def test_labels_that_no_feature_tells_are_no_matter_of_the_learning_rate() -> None:
+def test_unpredictable_labels_are_not_blamed_on_the_learning_rate() -> None:
     check = BaselineCheck()
     check._first_half = LogLoss(2000, 500, 1125.0, 500)
     late = LogLoss(2000, 500, 1126.0, 500)
     assert "features may not contain" in check._advice(late)
 
 
-def test_a_mistyped_redis_stream_is_named_beside_those_that_there_are(
+def test_a_mistyped_redis_stream_is_reported_with_a_suggestion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Server(tmp_path)
@@ -404,7 +400,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_a_file_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgressBar, "SECONDS_BETWEEN_UPDATES", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
@@ -422,7 +418,7 @@ def test_a_terminal_shows_how_far_a_file_has_been_read(tmp_path: Path, monkeypat
     assert "%" not in plain.getvalue()
 
 
-def test_a_line_comes_after_some_seconds_even_if_events_have_not_doubled() -> None:
+def test_a_line_is_printed_after_some_seconds_even_if_events_have_not_doubled() -> None:
     out = io.StringIO()
     learner(reports=[Console(out, seconds=0.0)]).run(Replayed([events(20, seed=n, first=20 * n) for n in range(9)]))
     lines = [line.split()[0] for line in out.getvalue().splitlines() if line and line.split()[0].isdigit()]

@@ -111,7 +111,7 @@ def wait_for(ours: Learner, report: StatusPage, events: int) -> dict[str, float]
 # What it shows ---------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, StatusPage]) -> None:
+def test_metrics_equal_those_of_the_learner_and_counts_are_counters(ended: tuple[Learner, StatusPage]) -> None:
     ours, report = ended
     found = numbers(report)
     expected = ours.metrics()
@@ -132,7 +132,7 @@ def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, 
     assert types["cadam_log_loss"] == types["cadam_events"] == "gauge"
 
 
-def test_the_pages_numbers_are_those_of_metrics(ended: tuple[Learner, StatusPage]) -> None:
+def test_the_page_shows_the_values_of_metrics(ended: tuple[Learner, StatusPage]) -> None:
     _, report = ended
     status = json.loads(get(report, "/status.json")[1])
     told = {" ".join([n, *(f"{k}={v}" for k, v in labels.items())]): value for n, labels, value in status["samples"]}
@@ -141,7 +141,7 @@ def test_the_pages_numbers_are_those_of_metrics(ended: tuple[Learner, StatusPage
 
 
 @pytest.mark.parametrize(("behind", "shown"), [(1e8, "-"), (50.0, "5")])
-def test_the_lag_of_metrics_is_that_of_the_console(behind: float, shown: str) -> None:
+def test_the_lag_in_metrics_equals_that_on_the_console(behind: float, shown: str) -> None:
     given, console = events(100), io.StringIO()
     assert given.time is not None
     given = replace(given, time=given.time - given.time.max() + time.time() - behind)
@@ -157,7 +157,7 @@ def test_the_lag_of_metrics_is_that_of_the_console(behind: float, shown: str) ->
     assert math.isnan(lag) if shown == "-" else 50 <= lag < 60
 
 
-def test_counters_begin_anew_with_the_process_and_gauges_go_on(tmp_path: Path) -> None:
+def test_counters_start_at_0_with_the_process_and_gauges_continue(tmp_path: Path) -> None:
     source = stream()
     first, report = served(checkpoint=tmp_path)
     first.run(source, events=1000)
@@ -171,7 +171,7 @@ def test_counters_begin_anew_with_the_process_and_gauges_go_on(tmp_path: Path) -
     assert found[f"cadam_rejected reason={RANGE}"] == 20
 
 
-def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, StatusPage]) -> None:
+def test_health_depends_on_the_time_of_the_last_message(ended: tuple[Learner, StatusPage]) -> None:
     status, body = get(ended[1], "/healthz")
     assert status == 200
     assert json.loads(body)["status"] == "ok"
@@ -180,7 +180,7 @@ def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, St
     assert silent.health()[0] == 503
 
 
-def test_the_history_is_of_the_whole_run_in_few_points() -> None:
+def test_the_history_covers_the_whole_run_with_few_points() -> None:
     status = Status()
     for number in range(5000):
         status.add(json.dumps({"metrics": "", "status": {}, "point": {"events": number}}).encode())
@@ -197,7 +197,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: neither chromium nor google-chrome is on the path")
-def test_a_browser_shows_the_numbers_of_metrics_and_runs_no_script_of_the_data(
+def test_a_browser_shows_the_metrics_and_runs_no_script_from_the_data(
     ended: tuple[Learner, StatusPage], tmp_path: Path
 ) -> None:
     ours, report = ended
@@ -244,7 +244,7 @@ def test_a_browser_shows_the_numbers_of_metrics_and_runs_no_script_of_the_data(
     ],
     ids=lambda value: value[:30].decode("latin-1").strip() if isinstance(value, bytes) else str(value),
 )
-def test_a_hostile_request_is_refused_and_the_next_one_answered(
+def test_a_hostile_request_is_rejected_and_the_next_one_answered(
     request_: bytes, status: int, ended: tuple[Learner, StatusPage]
 ) -> None:
     _, report = ended
@@ -329,7 +329,7 @@ def test_too_many_or_too_slow_connections_are_closed() -> None:
     ours.close()
 
 
-def test_a_server_that_is_gone_or_stands_still_does_not_hold_the_learner(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_or_stopped_server_does_not_block_the_learner(caplog: pytest.LogCaptureFixture) -> None:
     ours, report = served()
     report.server.process.send_signal(signal.SIGSTOP)
     ours.run(Replayed([one for _ in range(40) for one in stream(20).batches]))  # more than the pipe takes
@@ -347,7 +347,7 @@ def test_a_server_that_is_gone_or_stands_still_does_not_hold_the_learner(caplog:
 # The learner's bits ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_changes_no_bit_of_what_is_learnt() -> None:
+def test_the_page_does_not_change_any_bit_of_the_model() -> None:
     watched, report = served()
     watched.run(stream())
     for path in ("/", "/metrics", "/status.json", "/healthz", "/../x"):
@@ -359,7 +359,7 @@ def test_the_page_changes_no_bit_of_what_is_learnt() -> None:
     assert watched.metrics() == alone.metrics()
 
 
-def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_ends(
+def test_a_killed_run_with_a_page_resumes_to_the_same_bits_and_its_server_ends(
     tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
@@ -405,7 +405,7 @@ def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_en
 # Where it is -----------------------------------------------------------------------------------------------------
 
 
-def test_an_address_without_a_host_is_this_machine_alone() -> None:
+def test_an_address_without_a_host_is_loopback() -> None:
     assert parse_address("8000") == parse_address(":8000") == ("127.0.0.1", 8000)
     assert parse_address("0.0.0.0:80") == ("0.0.0.0", 80)
     assert parse_address("[::1]:80") == ("::1", 80)
@@ -414,13 +414,13 @@ def test_an_address_without_a_host_is_this_machine_alone() -> None:
             parse_address(wrong)
 
 
-def test_only_other_machines_make_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_public_address_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for address in ("0", "localhost:0", "0.0.0.0:0"):
         StatusPage(address, "a run").close()
     assert [record.levelname for record in caplog.records if "password" in record.getMessage()] == ["WARNING"]
 
 
-def test_a_port_that_is_taken_is_said_before_anything_is_learnt(
+def test_a_port_in_use_is_reported_before_anything_is_learned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))

@@ -59,7 +59,7 @@ def redis_stream(server: Server) -> str:
     ],
 )
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
-def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(
+def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
     kind: str, model: str, storage: dict[str, Any], kills: int, tmp_path: Path
 ) -> None:
     server = Server(tmp_path) if kind == "redis" else None
@@ -143,7 +143,7 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
         checkpoint_files.read_tree(path)
 
 
-def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
+def test_log_rows_that_cannot_be_written_are_buffered_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = PredictionLog(tmp_path, rows=10, max_buffered=25)
@@ -167,7 +167,7 @@ def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
     assert [i for part in found for i in part] == list(range(35, 60))
 
 
-def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_room(
+def test_a_log_on_a_full_disk_is_retried_once_a_minute_and_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = [events(20, seed=n, first=20 * n) for n in range(60)]
@@ -195,7 +195,7 @@ def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_r
     assert files(tmp_path / "cut-log") == files(tmp_path / "whole-log")
 
 
-def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     """Files of safetensors' own, and those beside a checkpoint's place; nothing else."""
     left = [".tmpAb3dEf", ".tmp000000", ".checkpoint-000000000003.safetensors.new"]
     others = [".tmp", ".tmpAb3dEfg", "tmpAb3dEf", "notes.txt"]
@@ -206,7 +206,7 @@ def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {*others, ".lock", "rejected.jsonl"}
 
 
-def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_safetensors_match_the_removed_names(tmp_path: Path) -> None:
     """Killed while it writes: whatever is there then is what the next start removes."""
     found: set[str] = set()
     for attempt in range(40):
@@ -230,7 +230,7 @@ def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-000000000001.safetensors", ".lock"}
 
 
-def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_file_of_the_log_is_detected(tmp_path: Path) -> None:
     def ours() -> Learner:
         return learner(checkpoint=tmp_path / "state", log=tmp_path / "log", log_rows=30)
 
@@ -245,7 +245,7 @@ def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None
     second.close()
 
 
-def test_old_parts_of_the_log_may_go_and_one_in_the_middle_is_missed(tmp_path: Path) -> None:
+def test_old_files_of_the_log_may_be_removed_but_not_one_in_the_middle(tmp_path: Path) -> None:
     stream = [events(20, seed=n, first=20 * n) for n in range(20)]
 
     def run(name: str, upto: int) -> None:
@@ -274,7 +274,7 @@ def test_old_parts_of_the_log_may_go_and_one_in_the_middle_is_missed(tmp_path: P
         run("cut", 500)
 
 
-def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_process_that_ends_while_the_disk_is_full_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     whole = learner(build(), checkpoint=tmp_path / "whole", checkpoint_every=100)
     whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
     cut = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)

@@ -57,7 +57,7 @@ def agree(found: np.ndarray, expected: np.ndarray) -> bool:
     return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 1e-6)
 
 
-def test_the_model_of_a_checkpoint_predicts_as_its_learner_does(
+def test_the_model_of_a_checkpoint_predicts_like_its_learner(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = events(500, seed=9)
@@ -98,7 +98,9 @@ def test_a_model_is_loaded_while_its_learner_runs_and_from_the_newest_good_check
     ours.close()
 
 
-def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_does_not_fit_is_reported(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -200,7 +202,7 @@ def raw_events(count: int, seed: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "kinds", [["deepfm"], pytest.param([*models.MODELS], marks=pytest.mark.slow)], ids=["default", "all"]
 )
-def test_ready_made_models_are_exported_and_score_as_their_learners_do(kinds: list[str], tmp_path: Path) -> None:
+def test_ready_made_models_are_exported_and_score_like_their_learners(kinds: list[str], tmp_path: Path) -> None:
     given, expected = raw_events(200, seed=1), {}
     for name in kinds:
         folder = tmp_path / name

@@ -52,7 +52,9 @@ def check_taken_over(ours: Learner, model: nn.Module, *optimizers: Optimizer) ->
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("form", ["a list", "a dict", "files"])
-def test_sparse_adam_and_adam_are_taken_over_in_any_order(form: str, order: int, names: bool, tmp_path: Path) -> None:
+def test_a_warm_start_loads_sparse_adam_and_adam_in_any_order(
+    form: str, order: int, names: bool, tmp_path: Path
+) -> None:
     model, *optimizers = trained(names=names)
     states = [one.state_dict() for one in optimizers[::order]]
     given: Any = {"model": model.state_dict(), "optimizer": states}
@@ -71,7 +73,7 @@ def test_sparse_adam_and_adam_are_taken_over_in_any_order(form: str, order: int,
     assert {float(state["step"]) for state in ours.optimizer.state.values()} == {11}
 
 
-def test_groups_of_ones_own_keep_the_options_of_either_optimizer() -> None:
+def test_separate_groups_keep_the_options_of_each_optimizer() -> None:
     model, *optimizers = trained(weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6)
     new = build(seed=1)
     named = dict(new.named_parameters())
@@ -138,7 +140,9 @@ def stranger(given: dict[str, Any]) -> None:
         ({"names": True}, stranger, "has a parameter 'tables.weight', and the model has none of that name"),
     ],
 )
-def test_what_does_not_fit_is_named_and_changes_nothing(options: dict[str, Any], change: Any, says: str) -> None:
+def test_a_warm_start_that_does_not_fit_raises_and_changes_nothing(
+    options: dict[str, Any], change: Any, says: str
+) -> None:
     given = _state(**options)
     if change is not None:
         change(given)
@@ -151,7 +155,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(options: dict[str, Any],
 
 
 @pytest.mark.parametrize(("which", "says"), [(0, "SparseAdam"), (1, "a dense optimizer")])
-def test_half_of_a_job_with_two_optimizers_is_told_to_bring_the_other(which: int, says: str) -> None:
+def test_a_warm_start_with_one_of_two_optimizers_asks_for_the_other(which: int, says: str) -> None:
     model, *optimizers = trained()
     ours = learner()
     before = deepcopy(ours.model.state_dict())
@@ -161,7 +165,7 @@ def test_half_of_a_job_with_two_optimizers_is_told_to_bring_the_other(which: int
 
 
 @pytest.mark.parametrize("change", ["shape", "missing", "more"])
-def test_a_model_that_does_not_fit_leaves_every_weight_as_it_was(change: str) -> None:
+def test_a_model_that_does_not_fit_does_not_change_any_weight(change: str) -> None:
     ours = learner()
     before = {name: value.clone() for name, value in ours.model.state_dict().items()}
     given = {name: value + 1 for name, value in before.items()}
@@ -177,7 +181,7 @@ def test_a_model_that_does_not_fit_leaves_every_weight_as_it_was(change: str) ->
     assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
 
 
-def test_the_command_takes_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_warm_starts_from_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     write_jsonl(tmp_path / "a.jsonl", table(64))
     model, *optimizers = trained()

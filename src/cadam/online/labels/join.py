@@ -18,7 +18,7 @@ Unmatched = Literal["drop", "negative"]
 
 
 class Outcome(IntEnum):
-    """How an event was resolved."""
+    """The way in which an event was resolved."""
 
     LABELED = 0
     """A label arrived."""

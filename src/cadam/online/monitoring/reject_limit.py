@@ -37,7 +37,7 @@ class RejectLimit:
     def __init__(self, max_rejected: float | None, follow: bool = False) -> None:
         self.max_rejected, self.follow = max_rejected, follow
         self.stop_reason = ""
-        """Why the learner was stopped; empty if it was not."""
+        """The reason for which the learner was stopped; empty if it was not."""
         self._start: tuple[int, int] | None = None
         self._has_checked = False
 

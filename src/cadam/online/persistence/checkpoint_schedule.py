@@ -1,4 +1,4 @@
-"""When a learner writes a checkpoint, and whether the last attempt succeeded."""
+"""The schedule of checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("cadam.online")
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Where and how often a learner writes checkpoints.
+    """The folder and the interval of a learner's checkpoints.
 
     The interval has no influence on the results: it only determines how much is computed again after a crash.
 

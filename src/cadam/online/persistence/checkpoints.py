@@ -23,7 +23,7 @@ logger = logging.getLogger("cadam.online")
 
 CHECKPOINT_PATTERN = "checkpoint-*.safetensors"
 TEMPORARY_FILE = re.compile(r"\..*\.new|\.tmp[A-Za-z0-9]{6}")
-"""Names of temporary files that a process leaves behind if it is killed while it writes: ours, and safetensors'."""
+"""Names of temporary files of `write_tree` and of safetensors, which remain if a process is killed while it writes."""
 
 
 class Checkpoints:

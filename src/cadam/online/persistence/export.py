@@ -49,7 +49,7 @@ class LoadedModel:
     path: Path
     """The checkpoint that was loaded."""
     events: int
-    """How many events the learner had seen when it wrote the checkpoint."""
+    """The number of events that the learner had seen when it wrote the checkpoint."""
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
         """Encode raw events as features of the model. Label, id, user and time are ignored.

@@ -31,7 +31,7 @@ PYARROW_REQUIRED = "the prediction log and Parquet streams need pyarrow: pip ins
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Where a learner writes its prediction log.
+    """The folder and the file size of a prediction log.
 
     Args:
         folder: the folder of the log.

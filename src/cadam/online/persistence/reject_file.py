@@ -23,7 +23,7 @@ from ..monitoring.rejection_reasons import generalize_reason
 logger = logging.getLogger("cadam.online")
 
 MAX_REASONS = 100
-"""How many different reasons are counted separately."""
+"""The number of different reasons that are counted separately."""
 OTHER_REASONS = "other reasons"
 SECONDS_BETWEEN_WARNINGS = 60.0
 
