@@ -1,13 +1,9 @@
-"""`cadam run` and what a learner tells while it runs."""
+"""The command `cadam run`."""
 
 from __future__ import annotations
 
-import copy
-import io
 import json
-import math
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -21,104 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import cadam
 from cadam import online
 from cadam.cli import main, writable_paths
 from cadam.cli.exit_codes import NO_PACKAGE
-from cadam.online import Console, Learner, LinesSource, PrometheusFile, Schema, TensorBoard, measure, recompute
-from cadam.online.data.limit import LimitedSource
+from cadam.online import LinesSource, Schema, measure, recompute
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
 from cadam.online.models.model_file import OptimizerSpec
-from cadam.online.monitoring import prometheus_metrics
 from cadam.online.persistence.prediction_log import PredictionLog
 from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
-from tests.online.streams import SCHEMA, Replayed, build, events, learner, table
+from tests.online.streams import build, learner, table
 
 HERE = Path(__file__).parents[1] / "online"
 MODEL = f"{HERE / 'model_file.py'}:build"
-
-
-def stream(count: int) -> Replayed:
-    return Replayed([events(20, seed=n, first=20 * n) for n in range(count)])
-
-
-# Reports -------------------------------------------------------------------------------------------------------
-
-
-def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_the_loss() -> None:
-    out = io.StringIO()
-    ours = learner(reports=[Console(out)])
-    ours.run(stream(100))
-    lines = [line.split() for line in out.getvalue().splitlines()]
-    assert lines[0][:4] == ["events", "average", "since", "constant"]
-    rows = [line for line in lines[2:] if line and re.fullmatch(r"[\d,]+", line[0])]
-    assert [row[0] for row in rows] == ["80", "140", "260", "520", "1,040", "2,000"]
-    numbers = ours.metrics()
-    assert float(rows[-1][1]) == pytest.approx(numbers["log_loss"], abs=1e-4)
-    assert float(rows[-1][3]) == pytest.approx(numbers["best_constant"], abs=1e-4)
-    average = (520 * float(rows[3][1]) + 520 * float(rows[4][2])) / 1040
-    assert float(rows[4][1]) == pytest.approx(average, abs=2e-4)
-    assert lines[-1][0] == "total"
-    assert {"users.weight", "items.weight", "out.1.bias"} <= {line[0] for line in lines if line}
-
-
-class Kept:
-    def __init__(self) -> None:
-        self.scalars: dict[str, list[tuple[float, int]]] = {}
-
-    def add_scalar(self, tag: str, value: float, step: int | None = None) -> None:
-        self.scalars.setdefault(tag, []).append((value, step or 0))
-
-
-def test_scalars_go_to_any_writer() -> None:
-    kept = Kept()
-    ours = learner(reports=[TensorBoard(kept, every=500)])
-    ours.run(stream(100))
-    assert [step for _, step in kept.scalars["online/log_loss"]] == [500, 1000, 1500, 2000, 2000]
-    assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log_loss"]
-    assert "online/events_a_second" in kept.scalars
-    ratio = kept.scalars["alignment/touched/parameters/users.weight"]
-    assert all(0 < value <= 1 for value, _ in ratio)
-    assert all(math.isfinite(value) for values in kept.scalars.values() for value, _ in values)
-
-
-def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
-    ours = learner(reports=[PrometheusFile(tmp_path / "cadam.prom", seconds=0)])
-    ours.run(stream(10))
-    text = (tmp_path / "cadam.prom").read_text()
-    assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values["cadam_events"]) == float(values["cadam_events_total"]) == 200
-    assert values["cadam_rejected"] == "0.0"
-    assert values["cadam_orphan_labels"] == "0.0"
-    assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
-    assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
-    names = [sample.name for family in parser.text_string_to_metric_families(text) for sample in family.samples]
-    assert len(names) == len(values)
-
-
-def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
-    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    model = build()
-    names = ['say "so"', "back\\slash", "two\nlines"]
-    optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
-    ours = Learner(model, optimizer, torch.nn.functional.binary_cross_entropy_with_logits)
-    ours.learn(events(20))
-    text = prometheus_metrics.to_text(prometheus_metrics.families(ours))
-    for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
-        assert f'cadam_alignment_over_all{{parameter="{name}"}} ' in text
-
-
-def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    (tmp_path / "cadam.prom").mkdir()
-    ours = learner(reports=[PrometheusFile(tmp_path / "cadam.prom", seconds=0)])
-    ours.run(stream(10))
-    assert ours.events == 200
-    assert caplog.text.count("cannot be written") == 1
 
 
 # The command ---------------------------------------------------------------------------------------------------
@@ -443,42 +353,6 @@ def test_permissions_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert asked == [tmp_path]
     with pytest.raises(writable_paths.UnwritableError, match=f"--log: {tmp_path} is a folder, not a file"):
         writable_paths.check_file(tmp_path, "--log")
-
-
-def test_a_number_of_events_is_exact_and_a_resumed_run_loses_none(tmp_path: Path) -> None:
-    """Also where the cut batch holds labels on their own and events that cannot be used."""
-    lines, columns = tmp_path / "a.jsonl", table(200)
-    records = [{name: values[n].item() for name, values in columns.items()} for n in range(200)]
-    del records[10]["click"]
-    records[40]["item"] = 10**6
-    records.insert(60, {"event": 10, "click": 1.0})
-    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    for most, expected in ((30, 30), (30, 30), (77, 77), (None, 199)):
-        ours = learner(checkpoint=tmp_path / "state", log=tmp_path / "log")
-        ours.resume()
-        left = None if most is None else most - ours.events
-        ours.run(LimitedSource(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
-        assert ours.events == expected
-        ours.close()
-    assert (ours.learned, ours.rejected) == (199, 1)
-    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
-
-
-class HalfRead(Replayed):
-    """A source that knows its progress and its backlog."""
-
-    share = 0.5
-
-    def backlog(self) -> int:
-        return 7
-
-
-def test_a_limited_source_can_be_copied_and_passes_on_the_progress_and_backlog_of_its_source() -> None:
-    limited = LimitedSource(HalfRead([]), 30)
-    for made in (copy.copy(limited), copy.deepcopy(limited), pickle.loads(pickle.dumps(limited))):
-        assert (made.remaining, made.has_produced, made.share, made.backlog()) == (30, False, 0, 7)
-    assert LimitedSource(HalfRead([]), None).share == 0.5
-    assert copy.copy(limited).source is limited.source
 
 
 def test_the_command_stops_after_exactly_the_given_number_of_events(

@@ -98,9 +98,9 @@ def share(text: str) -> float:
     return value
 
 
-def default_batch_size(has_custom_model: bool) -> int:
-    """Return the batch size of `cadam run` without `--batch-size`, for a custom or a ready-made model."""
-    return 1024 if has_custom_model else 256
+def default_batch_size(has_own_model: bool) -> int:
+    """Return the batch size of `cadam run` without `--batch-size`, for the user's own or a ready-made model."""
+    return 1024 if has_own_model else 256
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

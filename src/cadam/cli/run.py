@@ -144,10 +144,9 @@ def prepare(options: argparse.Namespace) -> Job:
     metrics = _metrics(options)
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
     config = run_config.read_config(options, checkpoint, options.quiet)
-    has_custom_model = config.has_own_model
-    default_lr = 1e-3 if has_custom_model else 3e-3
+    default_lr = 1e-3 if config.has_own_model else 3e-3
     lr = default_lr if options.lr is None else options.lr
-    batch_size = options.batch_size or default_batch_size(has_custom_model)
+    batch_size = options.batch_size or default_batch_size(config.has_own_model)
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics else config.schema

@@ -1,0 +1,50 @@
+"""Sources that end after a number of events."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from cadam.online import LinesSource
+from cadam.online.data.limit import LimitedSource
+from tests.online.streams import SCHEMA, Replayed, learner, table
+
+
+def test_a_number_of_events_is_exact_and_a_resumed_run_loses_none(tmp_path: Path) -> None:
+    """Also where the cut batch holds labels on their own and events that cannot be used."""
+    lines, columns = tmp_path / "a.jsonl", table(200)
+    records = [{name: values[n].item() for name, values in columns.items()} for n in range(200)]
+    del records[10]["click"]
+    records[40]["item"] = 10**6
+    records.insert(60, {"event": 10, "click": 1.0})
+    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for most, expected in ((30, 30), (30, 30), (77, 77), (None, 199)):
+        ours = learner(checkpoint=tmp_path / "state", log=tmp_path / "log")
+        ours.resume()
+        left = None if most is None else most - ours.events
+        ours.run(LimitedSource(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
+        assert ours.events == expected
+        ours.close()
+    assert (ours.learned, ours.rejected) == (199, 1)
+    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
+
+
+class HalfRead(Replayed):
+    """A source that knows its progress and its backlog."""
+
+    share = 0.5
+
+    def backlog(self) -> int:
+        return 7
+
+
+def test_a_limited_source_can_be_copied_and_passes_on_the_progress_and_backlog_of_its_source() -> None:
+    limited = LimitedSource(HalfRead([]), 30)
+    for made in (copy.copy(limited), copy.deepcopy(limited), pickle.loads(pickle.dumps(limited))):
+        assert (made.remaining, made.has_produced, made.share, made.backlog()) == (30, False, 0, 7)
+    assert LimitedSource(HalfRead([]), None).share == 0.5
+    assert copy.copy(limited).source is limited.source
