@@ -73,7 +73,7 @@ def test_models_that_use_any_random_generator_are_reproducible(folder: Path) -> 
 def test_labels_other_than_0_and_1_are_rejected(folder: Path) -> None:
     table = pq.read_table(folder / "clicks.parquet").to_pydict()
     pq.write_table(pa.table({**table, "click": [0.5 * c for c in table["click"]]}), folder / "clicks.parquet")
-    with pytest.raises(ValueError, match=r"labels must be 0 or 1 for GAUC and AUC, got 0\.5"):
+    with pytest.raises(ValueError, match=r"labels .* GAUC and AUC.* 0\.5"):
         run_arm(make_spec(folder))
 
 

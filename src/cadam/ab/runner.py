@@ -166,8 +166,8 @@ class StudyRunner:
                 to_compute = [spec for spec in new if self.force or not self._load(spec)]
                 # Seed by seed, so that paired results are shown as early as possible.
                 to_compute.sort(key=lambda spec: spec.seed % TUNING_SEEDS)
-                workers = min(count_workers(self._seconds_left()), len(to_compute))
-                pool = start_pool(workers) if workers > 1 else None
+                workers = count_workers(self._seconds_left())
+                pool = start_pool(workers) if workers > 1 and len(to_compute) > 1 else None
                 for event in _compute_in(pool, to_compute, self.cache) if pool else map(self._compute, to_compute):
                     self._record(event)
                 # Results follow the order of the specs, whatever the order in which the runs ended.
@@ -211,7 +211,7 @@ def count_cores() -> int:
 
 @contextmanager
 def _worker_pool() -> Iterator[Callable[[int], ProcessPoolExecutor]]:
-    """Provide a function that starts worker processes once; leaving the context ends them, with unfinished runs."""
+    """Provide a function that creates one pool of workers; leaving the context ends them and their unfinished runs."""
     pools: list[ProcessPoolExecutor] = []
     others = set(active_children())
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..online.data.events import Batch, Events, Labels
 from ..online.data.sources import Source
 
-MAX_BYTES = 512 * 2**20
+MAX_BYTES = 256 * 2**20
 """The size of the encoded events that a process keeps in memory. Events beyond it are read again for each run."""
 
 
