@@ -205,7 +205,7 @@ def hooks() -> list[str]:
 def test_sparse_gradients_are_exchanged_as_rows_unless_the_model_has_a_hook(tmp_path: Path) -> None:
     ours, own, warning = run(1, tmp_path / "world", hooks)
     assert (ours, own) == ("cadam.optim.ddp", allreduce_hook.__module__)
-    assert "the model has a communication hook already" in warning
+    assert "communication hook" in warning
 
 
 # Meeting -----------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def refused() -> list[int]:
     others[0].register_comm_hook(None, allreduce_hook)
     others[1]._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)  # type: ignore[attr-defined]
     for model in others * 2:
-        with pytest.raises(ValueError, match="the model has a communication hook already"):
+        with pytest.raises(ValueError, match="communication hook"):
             gather_rows(model)
     return [len(model._comm_hooks) for model in (*without, *others)]
 

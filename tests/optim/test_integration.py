@@ -575,10 +575,10 @@ def test_sums_for_clipping_on_cuda(rows: int) -> None:
     """As CUDA computes them: right, and nowhere waiting for values, which tensors without data would not have."""
     torch.manual_seed(0)
     ids, values = torch.randint(rows, (60,)), torch.randn(60, 3)
-    sums = clip_grad._without_waiting(ids, values, rows)
+    sums = clip_grad._sum_without_waiting(ids, values, rows)
     expected = torch.zeros(rows, 3).index_add_(0, ids, values)
     assert_close(sums[sums.any(1)], expected[expected.any(1)])
-    assert clip_grad._without_waiting(ids.to("meta"), values.to("meta"), rows).shape == sums.shape
+    assert clip_grad._sum_without_waiting(ids.to("meta"), values.to("meta"), rows).shape == sums.shape
 
 
 def test_clipping_takes_a_single_tensor_and_a_module() -> None:

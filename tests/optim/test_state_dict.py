@@ -471,7 +471,7 @@ def test_what_is_no_state_dict_is_refused(nonsense: Any) -> None:
         (partial(torch.optim.RMSprop), cadam.CAdam, "no exp_avg, exp_avg_sq in it"),
         (partial(torch.optim.SGD, momentum=0.9), cadam.CAdam, "no exp_avg, exp_avg_sq in it"),
         (torch.optim.Adam, cadam.CSGDM, "no momentum_buffer in it"),
-        (torch.optim.Adam, cadam.CLion, "exp_avg_sq in it, which lion does not keep"),
+        (torch.optim.Adam, cadam.CLion, "exp_avg_sq in it, which lion does not have"),
     ],
     ids=["RMSprop", "SGD", "Adam to CSGDM", "Adam to CLion"],
 )

@@ -1,4 +1,8 @@
-"""Memory for the state of the optimizer."""
+"""Memory for optimizer state, in huge pages where the operating system provides them.
+
+The rows of a large table are far apart in memory. With pages of 4 KB, looking up the page of a row takes as long as
+reading the row. So the system is asked to use huge pages for large tensors; if it refuses, only speed is lost.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,30 @@ import torch
 from torch import Tensor
 
 PAGE = 4096
-LARGE, LARGE_OF_ROWS = 1 << 25, 1 << 22  # bytes from which huge pages are worth asking for
+LARGE = 1 << 25
+"""Bytes from which huge pages are worth asking for."""
+LARGE_PER_ROW = 1 << 22
+"""Bytes from which huge pages are worth asking for if the tensor has one value for each row."""
 MADV_HUGEPAGE = 14  # as in linux/mman.h
 
 
 def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Tensor:
-    """A tensor that lies in memory as `param` does, filled with `value`.
-
-    Rows of a large table lie far apart, and finding each in small pages costs as much as reading it. So the system
-    is asked to put large tensors in huge pages; where it does not, nothing but speed is lost.
-    """
-    return _filled(torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach(), value, LARGE)
+    """Return a tensor with the shape and memory layout of `param`, filled with `value`."""
+    return _fill(torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach(), value, LARGE)
 
 
 def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same for what rows have one of, which is reached as the rows are."""
-    return _filled(torch.empty(tuple(shape), dtype=dtype, device=device), value, LARGE_OF_ROWS)
+    """Return a tensor of this shape, filled with `value`, for values that belong to the rows of a table."""
+    return _fill(torch.empty(tuple(shape), dtype=dtype, device=device), value, LARGE_PER_ROW)
 
 
-def _filled(x: Tensor, value: float | complex, large: int) -> Tensor:
+def _fill(x: Tensor, value: float | complex, large: int) -> Tensor:
     if type(x) is Tensor and x.device.type == "cpu" and x.nbytes >= large:
-        _ask_for_huge_pages(x)
+        _request_huge_pages(x)
     return x.fill_(value)
 
 
-def _ask_for_huge_pages(x: Tensor) -> None:
+def _request_huge_pages(x: Tensor) -> None:
     madvise = _madvise()
     if madvise is not None:
         start = -(-x.data_ptr() // PAGE) * PAGE

@@ -1,6 +1,6 @@
 """The alignment ratio: the share of elements whose momentum and gradient agree in sign.
 
-The engines count inside the update, on the device. Nothing is read until somebody asks.
+Engines count aligned elements during the update, on the device. The counters are read only on request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ratio:
-    """Counts since the last reset: elements aligned, touched by a gradient, and seen (all, each step)."""
+    """Counts of elements since the last reset.
+
+    Attributes:
+        aligned: Elements whose momentum and gradient agreed in sign.
+        touched: Elements that a gradient contained: of a sparse gradient, those of its rows.
+        seen: All elements of the parameter, in each step.
+    """
 
     aligned: int
     touched: int
@@ -23,12 +29,12 @@ class Ratio:
 
     @property
     def over_all(self) -> float:
-        """Share of all elements, the paper's ratio. NaN before the first step."""
+        """The share of all elements, the ratio of the CAdam paper. NaN before the first step."""
         return self.aligned / self.seen if self.seen else float("nan")
 
     @property
     def over_touched(self) -> float:
-        """Share of the elements that a gradient touched: the one to read for embedding tables."""
+        """The share of the elements that gradients contained. Use this one for embedding tables."""
         return self.aligned / self.touched if self.touched else float("nan")
 
     def __add__(self, other: Ratio) -> Ratio:
@@ -42,53 +48,74 @@ class Ratio:
 
 
 class Writer(Protocol):
-    """Anything with TensorBoard's add_scalar."""
+    """An object with the method `add_scalar` of TensorBoard's SummaryWriter."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any: ...
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
+        """Write one value of the curve `tag`."""
+        ...
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The ratio in total, per parameter group and per parameter (by name, in the optimizer's order)."""
+    """The alignment ratio of an optimizer, printed as a table.
+
+    Attributes:
+        total: The ratio over all parameters.
+        groups: The ratio of each parameter group.
+        parameters: The ratio of each parameter by its name, in the order of the optimizer.
+        replicated: The group number of each parameter that is known to be identical on every rank that has it.
+    """
 
     total: Ratio
     groups: tuple[Ratio, ...]
     parameters: Mapping[str, Ratio]
     replicated: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that are known to be the same on every rank that has them, with the number of their group."""
 
     def over_ranks(self, group: Any = None) -> Alignment:
-        """The same over all ranks of a process group (by default of all there are); every one of them must call it.
+        """Return the ratio over all ranks of a process group. Every rank must call this method.
 
-        Counts are added up, so shards count once each. A replicated table of `cadam.torchrec` counts once too. Of an
-        ordinary optimizer's parameters nobody knows which are replicated (by DistributedDataParallel, say): each of
-        those counts once for each rank. That leaves its own ratio as it is; but beside shards, as those of FSDP2, it
-        weighs too much in the total and in its group, so compare the ratios of single parameters there.
+        Counts are added, so each shard counts once, and so does a replicated table of `cadam.torchrec`. An ordinary
+        optimizer does not know which of its parameters are replicated, for example by DistributedDataParallel; such a
+        parameter counts once per rank. Its own ratio is still right. In the total and in its group, however, it weighs
+        too much next to sharded parameters (FSDP2); compare the ratios of single parameters in that case.
+
+        Args:
+            group: The process group; by default all ranks.
         """
         import torch.distributed as dist
 
         gathered: list[Alignment] = [self] * dist.get_world_size(group)
         dist.all_gather_object(gathered, self, group)
-        nothing = Ratio(0, 0, 0)
-        once = {
+        zero = Ratio(0, 0, 0)
+        replicated = {
             name
-            for name in {name for of_rank in gathered for name in of_rank.replicated}
-            if all(name in of_rank.replicated for of_rank in gathered if name in of_rank.parameters)
+            for name in {name for alignment in gathered for name in alignment.replicated}
+            if all(name in alignment.replicated for alignment in gathered if name in alignment.parameters)
         }
         parameters: dict[str, Ratio] = {}
-        groups = [nothing] * max(len(of_rank.groups) for of_rank in gathered)
-        for of_rank in gathered:
-            for number, ratio in enumerate(of_rank.groups):
+        groups = [zero] * max(len(alignment.groups) for alignment in gathered)
+        for alignment in gathered:
+            for number, ratio in enumerate(alignment.groups):
                 groups[number] += ratio
-            for name, ratio in of_rank.parameters.items():
-                if name in once and name in parameters:
-                    groups[of_rank.replicated[name]] -= ratio
+            for name, ratio in alignment.parameters.items():
+                if name in replicated and name in parameters:
+                    groups[alignment.replicated[name]] -= ratio
                 else:
-                    parameters[name] = parameters.get(name, nothing) + ratio
-        return Alignment(sum(groups, nothing), tuple(groups), parameters)
+                    parameters[name] = parameters.get(name, zero) + ratio
+        return Alignment(sum(groups, zero), tuple(groups), parameters)
 
     def write(self, writer: Writer, step: int, *, tag: str = "alignment", parameters: bool = False) -> None:
-        """Write the ratios as scalars: total and groups, with `parameters` also each parameter's."""
+        """Write the ratios to TensorBoard as scalars.
+
+        Args:
+            writer: A SummaryWriter.
+            step: The global step of the curves.
+            tag: The prefix of their names.
+            parameters: Whether to write a curve for each parameter too.
+
+        Example:
+            >>> optimizer.alignment(reset=True).write(SummaryWriter(), step)
+        """
         ratios = {"total": self.total}
         if len(self.groups) > 1:
             ratios.update({f"group{i}": ratio for i, ratio in enumerate(self.groups)})
@@ -111,12 +138,12 @@ class Alignment:
 
 
 def new_counts(device: torch.device) -> Tensor:
-    """Counters of one parameter: aligned, touched, seen."""
+    """Return new counters of one parameter: aligned, touched, seen."""
     return torch.zeros(3, dtype=torch.int64, device=device)
 
 
 def read(counts: Iterable[Tensor | None]) -> list[Ratio]:
-    """Fetch counters, with one transfer per device; None reads as nothing seen."""
+    """Read counters with one transfer per device. None counts as zero."""
     counters = list(counts)
     ratios = [Ratio(0, 0, 0)] * len(counters)
     by_device: dict[torch.device, list[int]] = {}

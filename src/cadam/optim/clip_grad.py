@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients together, dense and sparse."""
+"""Gradient clipping by the total norm of dense and sparse gradients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from ..engines.cpu import sparse as cpu_rows
-from ..engines.cuda import sparse as cuda_rows
+from ..engines.cpu import sparse as cpu_sparse
+from ..engines.cuda import sparse as cuda_sparse
 from ..engines.sparse_reference import sum_duplicates
 
-Found: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
-"""The rows that ids name and the place of each id among them: tables often share their ids."""
+DistinctRows: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
+"""The distinct rows of some ids, and the index of each id among them. Tables often share their ids."""
 SHORT = 4
-"""A table on CUDA has at most so many rows for each id of its gradient where a sum for every row beats a sort."""
+"""Rows per id up to which summing into every row of a CUDA table is faster than sorting the ids."""
 
 
 @torch.no_grad()
@@ -27,54 +27,68 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_` that takes sparse gradients too, in the same total norm.
+    """Clip gradients by their total norm, like `torch.nn.utils.clip_grad_norm_`, but also sparse ones.
 
-    A sparse gradient counts with its duplicates summed, in float32 at the least, as the optimizer will sum them; rows
-    that it does not name are not counted as zeros, which only a negative `norm_type` would notice.
-    Returns the total norm before clipping.
+    A sparse gradient enters the norm with its duplicate rows summed in at least float32, as the optimizer will sum
+    them. Rows that it does not contain are not counted as zeros, which matters for negative `norm_type` only.
+
+    Args:
+        parameters: The parameters whose gradients are clipped together.
+        max_norm: The largest allowed norm.
+        norm_type: The order of the norm; ``inf`` for the maximum.
+        error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
+        foreach: Passed to `torch.nn.utils.get_total_norm`.
+
+    Returns:
+        The total norm before clipping.
+
+    Example:
+        >>> loss.backward()
+        >>> cadam.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        >>> optimizer.step()
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    found: Found = {}
-    sums = [_summed(grad, norm_type, found) for grad in grads]
-    sums = [grad for grad in sums if grad.numel()]  # an empty one has no infinity norm
-    norm = torch.nn.utils.get_total_norm(sums, norm_type, error_if_nonfinite, foreach)
+    distinct: DistinctRows = {}
+    values = [_values_with_norm(grad, norm_type, distinct) for grad in grads]
+    values = [value for value in values if value.numel()]  # An empty tensor has no infinity norm.
+    norm = torch.nn.utils.get_total_norm(values, norm_type, error_if_nonfinite, foreach)
     factor = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
     for grad in grads:
-        values = grad._values() if grad.is_sparse else grad
-        values.mul_(factor.to(grad.device))
+        clipped = grad._values() if grad.is_sparse else grad
+        clipped.mul_(factor.to(grad.device))
     return norm
 
 
-def _summed(grad: Tensor, norm_type: float, found: Found) -> Tensor:
-    """Values with the norm that counts: the sums, rows of zeros among them, or a single one that is their norm."""
+def _values_with_norm(grad: Tensor, norm_type: float, distinct: DistinctRows) -> Tensor:
+    """Return a tensor with the norm of the gradient: its summed rows, or a single element that is the norm."""
     if not grad.is_sparse:
         return grad
     dtype, count = torch.promote_types(grad.dtype, torch.float32), grad._nnz()
     if grad.sparse_dim() != 1 or grad.is_complex() or grad.is_coalesced() or count == 0:
         return sum_duplicates(grad, dtype)[1]
     ids, values, rows = grad._indices()[0], grad._values().reshape(count, -1), grad.shape[0]
-    if norm_type == 2 and cuda_rows.has_norm(values):
-        return cuda_rows.norm(ids, values, rows).view(1)
-    if norm_type == 2 and cpu_rows.has_norm(values) and (norm := cpu_rows.norm(ids, values, rows)) is not None:
+    if norm_type == 2 and cuda_sparse.has_norm(values):
+        return cuda_sparse.norm(ids, values, rows).view(1)
+    if norm_type == 2 and cpu_sparse.has_norm(values) and (norm := cpu_sparse.norm(ids, values, rows)) is not None:
         return norm.view(1)
     values = values.to(dtype)
-    if not grad.is_cuda and rows > count:  # coalesce takes three times as long
+    if not grad.is_cuda and rows > count:  # Coalescing would take three times as long.
         key = ids.data_ptr(), ids.stride(), count
-        if key not in found:
-            found[key] = torch.unique(ids, return_inverse=True)
-        ids, rows = found[key][1], len(found[key][0])
-    # Whoever made an id that is no row hears of it from the optimizer; here it must not write beside the sums.
+        if key not in distinct:
+            distinct[key] = torch.unique(ids, return_inverse=True)
+        ids, rows = distinct[key][1], len(distinct[key][0])
+    # The optimizer raises the error for an id that is out of range. Here it must not write out of bounds.
     ids = ids.clamp(0, rows - 1)
     if grad.is_cuda:
-        return _without_waiting(ids, values, rows)
+        return _sum_without_waiting(ids, values, rows)
     return values.new_zeros(rows, values.shape[1]).index_add_(0, ids, values)
 
 
-def _without_waiting(ids: Tensor, values: Tensor, rows: int) -> Tensor:
-    """Sums that a CUDA graph can hold, the same in every run.
+def _sum_without_waiting(ids: Tensor, values: Tensor, rows: int) -> Tensor:
+    """Sum the values of each row in a way that is reproducible and that a CUDA graph can capture.
 
-    Coalescing waits for the device to hear how many rows there are.
+    Coalescing cannot be captured, because the host waits for the number of distinct rows.
     """
     if rows > SHORT * len(ids):
         ids, order = ids.sort(stable=True)

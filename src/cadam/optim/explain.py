@@ -83,8 +83,9 @@ def explain(optimizer: Optimizer) -> Explanation:
     """
     plan = optimizer._plan
     last_layouts = {} if plan is None else plan.last_layouts()
+    groups = [ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group) for group in optimizer.param_groups]
     params = [
-        _explain_param(optimizer, name, number, param, last_layouts.get(param))
+        _explain_param(optimizer, name, param, groups[number], last_layouts.get(param))
         for name, number, param in optimizer._named_params()
     ]
     if not any(param.engine in ("cuda", "cuda-rows") for param in params):
@@ -96,7 +97,7 @@ def explain(optimizer: Optimizer) -> Explanation:
 
 
 def _explain_param(
-    optimizer: Optimizer, name: str, group_number: int, param: Tensor, last_layout: str | None
+    optimizer: Optimizer, name: str, param: Tensor, group: ResolvedGroup, last_layout: str | None
 ) -> ExplainedParam:
     grad = param.grad
     if grad is not None:
@@ -110,15 +111,13 @@ def _explain_param(
     dtype_problem = unsupported_dtype(param)
     if dtype_problem is not None:
         return ExplainedParam(*identity, "none", {"any": Refusal.unsupported(dtype_problem)})
-    group = optimizer.param_groups[group_number]
-    slot = optimizer._preview_slot(param, group)
-    resolved = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group, label=f"group {group_number}")
-    choice = choose(resolved, slot, None if grad is None else real_local_grad(grad, param))
-    storage = moment_state.dominant_column_warning(slot), moment_state.describe_storage(slot, group)
+    slot = optimizer._preview_slot(param, group.source)
+    choice = choose(group, slot, None if grad is None else real_local_grad(grad, param))
+    storage = moment_state.dominant_column_warning(slot), moment_state.describe_storage(slot, group.options)
     return ExplainedParam(*identity, choice.engine.name, choice.passed_over, *storage)
 
 
 def _empty_sparse_grad(param: Tensor) -> Tensor:
     ids = torch.empty((1, 0), dtype=torch.int64)
     values = torch.empty((0, *param.shape[1:]), dtype=param.dtype)
-    return torch.sparse_coo_tensor(ids, values, param.shape, device=param.device)
+    return torch.sparse_coo_tensor(ids, values, param.shape, device=param.device, check_invariants=False)

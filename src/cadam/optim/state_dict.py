@@ -1,13 +1,14 @@
-"""State dicts: reading what torch.optim wrote, and writing what it can read.
+"""State dicts that are exchanged with torch.optim.
 
-The names are torch's own (step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer), so for most optimizers
-a state dict simply fits in both directions. Four things need care:
+The names of the buffers are those of torch (step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer), so the state
+dicts of most optimizers fit in both directions. Four things differ:
 
-- torch casts moments to the parameter's dtype when it loads; ours keep their own (float32 for half parameters).
-- torch's max_exp_avg_sq is the maximum of the raw second moment, ours of the corrected one. `FORMAT_KEY` in a
-  group says that the state is ours; without it the maximum is converted. `for_torch` converts back.
-- Quantized moments (`cadam.rules.moment_storage`) are loaded as they are; where the optimizer stores them otherwise,
-  the next step converts them, rounded to the nearest. `for_torch` decodes them.
+- torch casts moments to the dtype of the parameter when it loads them; here they keep their dtype, which is float32 for
+  parameters in half precision.
+- torch's max_exp_avg_sq is the maximum of the uncorrected second moment, here it is that of the bias-corrected one.
+  `FORMAT_KEY` in a group marks state of this package; without it, the maximum is converted. `for_torch` converts back.
+- Quantized moments (`cadam.rules.moment_storage`) are loaded unchanged. If the optimizer has another storage, its next
+  step converts them, rounded to the nearest value. `for_torch` dequantizes them.
 - A state dict that does not fit is refused before anything changes.
 """
 
@@ -30,13 +31,16 @@ from . import options
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
 RULE_KEY = "cadam_rule"
-"""What a group's state was made by. With and without confidence a rule is the same one."""
+"""The entry of a group with the name of the rule that made its state, with or without confidence."""
 MAXIMUM = "max_exp_avg_sq"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of rules that always keep them
-TORCHS = ("foreach", "fused", "capturable", "differentiable")
-OURS = (FORMAT_KEY, RULE_KEY, *(name for name in EXECUTION_OPTIONS if name not in TORCHS))  # not options of torch's
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Buffers that show that a state belongs to another rule, if the rule does not have them."""
+TORCH_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
+PACKAGE_ENTRIES = (FORMAT_KEY, RULE_KEY, *(name for name in EXECUTION_OPTIONS if name not in TORCH_OPTIONS))
+"""Entries of a group that torch.optim does not have."""
 
-State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
+State = dict[Any, Any]
+"""The state of each parameter. Hooks may add entries with other keys."""
 Groups = list[dict[str, Any]]
 
 
@@ -48,32 +52,42 @@ def read(
     new_step: Callable[[float, Tensor, Mapping[str, Any]], Tensor],
     buffer_dtype: Callable[[Tensor, Mapping[str, Any]], torch.dtype],
 ) -> tuple[Groups, State]:
-    """The groups and state that an optimizer with these `groups` takes over; copies, nothing is changed.
+    """Return the groups and the state that an optimizer loads from a state dict, as copies.
 
-    `fixed` are the options that the optimizer's class stands for. Raises ValueError, naming group and
-    parameter, if the state dict does not fit.
+    Args:
+        state_dict: The state dict of this package or of torch.optim.
+        groups: The present groups of the optimizer.
+        rule: Its rule.
+        fixed: The options that define its class.
+        new_step: Function that makes a step count from a number, a parameter and its group.
+        buffer_dtype: Function that returns the dtype of a parameter's buffers.
+
+    Raises:
+        ValueError: If the state dict does not fit; the message names the group and the parameter.
     """
     saved_groups = _checked_groups(state_dict, groups)
     saved_state = state_dict["state"]
     new_groups: Groups = []
     new_state: State = {}
     for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
-        by = saved.get(RULE_KEY, rule.name)
-        if by != rule.name:
-            raise ValueError(f"the state dict does not fit: group {number} is of {by}, this optimizer of {rule.name}")
-        mine = _merged(group, saved, fixed)
+        saved_rule = saved.get(RULE_KEY, rule.name)
+        if saved_rule != rule.name:
+            raise ValueError(
+                f"the state dict does not fit: group {number} is of {saved_rule}, this optimizer of {rule.name}"
+            )
+        mine = _merge(group, saved, fixed)
         try:
             options.check(rule, mine)
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"the state dict does not fit: group {number}: {error}") from error
         new_groups.append(mine)
-        for position, (param, key) in enumerate(zip(group["params"], _in_order(saved, group), strict=True)):
+        for position, (param, key) in enumerate(zip(group["params"], _order_by_name(saved, group), strict=True)):
             entry = saved_state.get(key)
             if not entry:
                 continue
             where = f"group {number}, parameter {describe(group, position)}"
             by_row = FORMAT_KEY in saved or mine["second_moment"] == "row"
-            entry = _fitting(entry, param, rule, mine, where, by_row=by_row)
+            entry = _check_entry(entry, param, rule, mine, where, by_row=by_row)
             if not entry:
                 continue
             step = new_step(float(entry.pop("step")), param, mine)
@@ -81,23 +95,32 @@ def read(
                 entry[MAXIMUM] = entry[MAXIMUM] / (1 - float(mine["betas"][1]) ** float(step))
             new_state[param] = {"step": step}
             for name, value in entry.items():
-                new_state[param][name] = _adopted(name, value, param, rule, mine, buffer_dtype)
-    of_params = {key for saved in saved_groups for key in saved["params"]}
-    notes = {key: deepcopy(value) for key, value in saved_state.items() if key not in of_params}
+                new_state[param][name] = _copy_value(name, value, param, rule, mine, buffer_dtype)
+    param_keys = {key for saved in saved_groups for key in saved["params"]}
+    notes = {key: deepcopy(value) for key, value in saved_state.items() if key not in param_keys}
     return new_groups, {**new_state, **notes}
 
 
 def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of one of our state dicts as torch.optim writes it, without the options it does not know.
+    """Return a copy of a state dict in the form of torch.optim, without the options that torch does not have.
 
-    Needed for AMSGrad, whose maximum is converted to torch's, for the moving average of SGDM, which torch writes as
-    ``dampening = momentum``, for moments that are not one float32 an element, and for torch.distributed.checkpoint,
-    which wants the keys of what was saved; any other state dict torch loads as it is.
+    It is needed for AMSGrad, whose maximum is converted; for the moving average of SGDM, which torch writes as
+    ``dampening = momentum``; for quantized or shared moments; and for torch.distributed.checkpoint, which expects the
+    keys that were saved. torch.optim loads any other state dict unchanged.
+
+    Args:
+        state_dict: The state dict of an optimizer of this package.
+
+    Raises:
+        ValueError: If torch has no such optimizer.
+
+    Example:
+        >>> torch.optim.Adam(model.parameters()).load_state_dict(cadam.for_torch(optimizer.state_dict()))
     """
     groups, state = [], dict(state_dict["state"])
     for number, saved in enumerate(state_dict["param_groups"]):
-        ours = (*OURS, "fused") if saved.get(RULE_KEY) == "radam" else OURS  # torch has no fused RAdam
-        group = {k: v for k, v in saved.items() if k not in ours}
+        removed = (*PACKAGE_ENTRIES, "fused") if saved.get(RULE_KEY) == "radam" else PACKAGE_ENTRIES
+        group = {k: v for k, v in saved.items() if k not in removed}  # torch.optim has no fused RAdam.
         groups.append(group)
         if group.get("dampening", 0) is None:
             if group["nesterov"]:
@@ -112,10 +135,17 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_state_dicts(*state_dicts: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dicts of several optimizers as that of a single one with the groups of all, in this order.
+    """Join the state dicts of several optimizers into one, with their groups in this order.
 
-    For those who have had one optimizer for dense parameters and another for tables: a CAdam with the same groups
+    It serves code that used one optimizer for dense parameters and another one for tables: a CAdam with the same groups
     loads the moments of both.
+
+    Args:
+        state_dicts: State dicts of this package or of torch.optim.
+
+    Example:
+        >>> optimizer = cadam.CAdam([{"params": dense}, {"params": tables}])
+        >>> optimizer.load_state_dict(cadam.join_state_dicts(adam.state_dict(), sparse_adam.state_dict()))
     """
     groups: Groups = []
     state: State = {}
@@ -129,7 +159,7 @@ def join_state_dicts(*state_dicts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(group: Mapping[str, Any], position: int) -> str:
-    """A parameter as messages name it: by its name if it has one."""
+    """Return the label of a parameter in messages: its position and, if it has one, its name."""
     names = group.get("param_names")
     return f"{position} ({names[position]!r})" if names else str(position)
 
@@ -138,8 +168,8 @@ def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(state_dict.get(key), kind):
             keys = ", ".join(map(str, list(state_dict)[:6]))
-            found = type(state_dict.get(key)).__name__
-            raise ValueError(f"not an optimizer's state dict: {key!r} is {found} (its keys are {keys})")
+            kind_name = type(state_dict.get(key)).__name__
+            raise ValueError(f"not an optimizer's state dict: {key!r} is {kind_name} (its keys are {keys})")
     saved: Groups = deepcopy(state_dict["param_groups"])
     if len(saved) != len(groups):
         raise ValueError(
@@ -156,8 +186,8 @@ def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
     return saved
 
 
-def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved options over ours; how a step runs, and what the class stands for, stays ours."""
+def _merge(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the group with saved options, but with its own execution options and those that define the class."""
     merged = {**group, **saved}
     merged.update(options.normalize({name: merged[name] for name in ("lr", "betas") if name in merged}))
     merged.update({k: group[k] for k in EXECUTION_OPTIONS if k in group})
@@ -166,27 +196,36 @@ def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[s
     return merged
 
 
-def _in_order(saved: Mapping[str, Any], group: Mapping[str, Any]) -> list[Any]:
-    """The saved parameters in the order of ours: by name where both have the same names, else as they come.
+def _order_by_name(saved: Mapping[str, Any], group: Mapping[str, Any]) -> list[Any]:
+    """Return the saved parameters in the order of the group: by name if both have the same names, else unchanged.
 
-    The first of a name that several have is the first of that name here, and so on.
+    Parameters with the same name keep their order.
     """
-    theirs, ours = saved.get("param_names"), group.get("param_names")
+    saved_names, names = saved.get("param_names"), group.get("param_names")
     params: list[Any] = saved["params"]
-    if theirs and ours and sorted(theirs) == sorted(ours):
+    if saved_names and names and sorted(saved_names) == sorted(names):
         by_name = defaultdict[str, deque[Any]](deque)
-        for name, param in zip(theirs, params, strict=True):
+        for name, param in zip(saved_names, params, strict=True):
             by_name[name].append(param)
-        return [by_name[name].popleft() for name in ours]
+        return [by_name[name].popleft() for name in names]
     return params
 
 
-def _fitting(
+def _check_entry(
     entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], where: str, *, by_row: bool
 ) -> dict[str, Any]:
-    """The saved state of one parameter, with its step, if it fits; ValueError if not.
+    """Return the saved state of one parameter, with its step count.
 
-    `by_row`: may rows share their second moments in it?
+    Args:
+        entry: The saved state.
+        param: The parameter.
+        rule: The rule of the optimizer.
+        group: The parameter's group after loading.
+        where: The label of the parameter in messages.
+        by_row: Whether second moments in it may be shared by a row.
+
+    Raises:
+        ValueError: If the state does not fit the parameter.
     """
 
     def refuse(problem: str) -> ValueError:
@@ -194,26 +233,26 @@ def _fitting(
 
     if not isinstance(entry, Mapping):
         raise refuse(f"its state is {type(entry).__name__}, not a dict")
-    given = {name: value for name, value in entry.items() if value is not None}
-    if not given:
+    values = {name: value for name, value in entry.items() if value is not None}
+    if not values:
         return {}
     needed = rule.state(group)
-    missing = [name for name in needed if name not in given and name not in rule.optional_buffers]
+    missing = [name for name in needed if name not in values and name not in rule.optional_buffers]
     if missing:
-        has, needs = ", ".join(given), ", ".join(needed)
+        has, needs = ", ".join(values), ", ".join(needed)
         raise refuse(f"no {', '.join(missing)} in it (it has {has}); {rule.name} needs {needs}")
-    foreign = [name for name in MOMENTS if name in given and name not in needed]
+    foreign = [name for name in MOMENTS if name in values and name not in needed]
     if foreign:
-        raise refuse(f"{', '.join(foreign)} in it, which {rule.name} does not keep: it is of another optimizer")
-    if "step" not in given and not rule.step_independent:
+        raise refuse(f"{', '.join(foreign)} in it, which {rule.name} does not have: it belongs to another optimizer")
+    if "step" not in values and not rule.step_independent:
         raise refuse(f"it has no step count, which {rule.name} needs")
-    step = given.setdefault("step", 1.0)
+    step = values.setdefault("step", 1.0)
     if isinstance(step, Tensor) and step.numel() != 1:
         raise refuse(f"step has shape {tuple(step.shape)}, not one element")
     if not 0 <= float(step) < math.inf:
         raise refuse(f"step is {float(step)}")
     for name in needed:
-        value = given.get(name, param)
+        value = values.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
             raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
         shared = (
@@ -223,13 +262,13 @@ def _fitting(
         )
         if value.shape != param.shape and not shared:
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-    problem = moment_state.saved_state_mismatch(given, param, rule, group)
+    problem = moment_state.saved_state_mismatch(values, param, rule, group)
     if problem is not None:
         raise refuse(problem)
-    return given
+    return values
 
 
-def _adopted(
+def _copy_value(
     name: str,
     value: Any,
     param: Tensor,
@@ -237,7 +276,7 @@ def _adopted(
     group: Mapping[str, Any],
     buffer_dtype: Callable[[Tensor, Mapping[str, Any]], torch.dtype],
 ) -> Any:
-    """A copy of one saved value: buffers in their own dtype on the parameter's device, others as they are."""
+    """Return a copy of a saved value: buffers in the dtype of the state, on the device of the parameter."""
     if not isinstance(value, Tensor):
         return deepcopy(value)
     if name == moment_storage.SEED:
@@ -245,8 +284,9 @@ def _adopted(
     kept = name not in (*rule.state(group), MAXIMUM) or value.dtype == torch.uint8 or value.shape != param.shape
     dtype = value.dtype if kept else buffer_dtype(param, group)
     if name in rule.state(group) and value.shape != param.shape and group["second_moment"] != "row":
-        value, dtype = value.expand(param.shape), buffer_dtype(param, group)  # rows shared it, and shall not any more
-    if value.shape == param.shape and not hasattr(param, "to_local"):  # laid out as the parameter is
+        # The second moment was shared by a row in the checkpoint, and here it is not.
+        value, dtype = value.expand(param.shape), buffer_dtype(param, group)
+    if value.shape == param.shape and not hasattr(param, "to_local"):  # Use the memory layout of the parameter.
         like = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
         return like.copy_(value.detach())
     return value.detach().to(device=param.device, dtype=dtype, copy=True)

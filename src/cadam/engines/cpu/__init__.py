@@ -1,1 +1,1 @@
-"""The CPU engines: C kernels, the library they are compiled into, and what calls them."""
+"""The engines on the CPU: C kernels for dense and for sparse gradients."""
