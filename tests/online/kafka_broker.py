@@ -26,7 +26,7 @@ SETTINGS_0_9 = "api.version.request=false&broker.version.fallback=0.9.0"
 
 
 def settings() -> dict[str, Any]:
-    """What the client is told beside the address; strings, as in a URI."""
+    """Further settings of the client, as strings like in a URI."""
     return dict(parse_qsl(os.environ.get("CADAM_KAFKA_SETTINGS", "")))
 
 
@@ -97,7 +97,7 @@ class Broker:
         raise RuntimeError(f"the broker does not answer:\n{(self.folder / 'broker.out').read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """As kill -9 does it."""
+        """Kill the broker with SIGKILL."""
         self.processes["broker"].send_signal(signal.SIGKILL)
         self.processes["broker"].wait(20)
 
@@ -117,7 +117,7 @@ class Broker:
 
 
 class Named:
-    """The broker of CADAM_KAFKA: it runs already, and goes on."""
+    """The broker of CADAM_KAFKA, which runs already and is not stopped."""
 
     def __init__(self) -> None:
         if not (servers := os.environ.get("CADAM_KAFKA")):

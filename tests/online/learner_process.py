@@ -1,11 +1,12 @@
-"""Runs that are killed: a learner in a process of its own, ended at random moments and started again.
+"""A learner in a separate process that is killed at random moments and started again.
 
     python learner_process.py KIND PLACE FOLDER KILLS
 
-Learns from the stream at PLACE without interruption under FOLDER/whole, then under FOLDER/0, FOLDER/1... with kill -9
-at random moments until KILLS were dealt, each time going on until the stream ends. PLACE is a folder of Parquet, the
-URL of a Redis server, or SERVERS/TOPIC of Kafka, which is followed until all events have come. Prints a line of JSON
-for each run: the kills, and hashes of all that must be the same.
+The learner reads the stream at PLACE once without interruption, with its files in FOLDER/whole. Then it reads the
+stream again, with its files in FOLDER/0, FOLDER/1, ..., and is killed with SIGKILL at random moments and restarted,
+until KILLS kills have happened. PLACE is a folder of Parquet files, the URL of a Redis server, or SERVERS/TOPIC of
+Kafka, which is followed until all events have arrived. For each run, one line of JSON is printed with the number of
+kills and hashes of everything that must be equal.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ def source(kind: str, place: str) -> Source:
 
 
 def learn(kind: str, place: str, folder: Path) -> None:
-    """One life: go on from the checkpoint to the end, and write down what came out."""
+    """Resume from the checkpoint, run to the end of the stream, and write the results."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
     ours = learner(
         models.build(name, SCHEMA) if name else None,
-        json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # of the moments
+        json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # the moments of the kills
         horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
         checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip
@@ -90,7 +91,7 @@ def learn(kind: str, place: str, folder: Path) -> None:
 
 
 def live(kind: str, place: str, folder: Path, seconds: float | None) -> bool:
-    """A process that learns; killed after so many seconds, or left alone. Whether it was killed."""
+    """Run a learner process, kill it after `seconds` unless that is None, and return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:

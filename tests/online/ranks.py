@@ -1,9 +1,9 @@
 """A job of several ranks that learn online from shares of one stream, for tests.
 
-    torchrun ... online_ranks.py KIND DATA FOLDER SECONDS
+    torchrun ... ranks.py KIND DATA FOLDER SECONDS
 
-Every rank learns from DATA/share-RANK.jsonl to its end and writes down what came out in FOLDER/outcome-RANK.json. In
-each of the first attempts, for which SECONDS (a list) has a number, one rank is killed when so many have passed.
+Every rank learns from DATA/share-RANK.jsonl to its end and writes its results to FOLDER/outcome-RANK.json. SECONDS is a
+list with one number per attempt: in that attempt one rank is killed after this many seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Plain(nn.Module):
 
 
 class Sharded(nn.Module):
-    """The same with the tables in an EmbeddingBagCollection."""
+    """`Plain` with its tables in an EmbeddingBagCollection."""
 
     def __init__(self, tables: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ SIZES = [(16, 16), (7, 20), (0, 9), (12, 0), (5, 5), (30, 1)] * 5 + [(0, 11), (0
 
 
 def rounds(late: bool) -> list[list[Batch]]:
-    """What each of two ranks takes in each round: events with their labels, or labels three rounds after them."""
+    """The batches of two ranks in each round: events with their labels, or labels three rounds after their events."""
     found: list[list[Batch]] = []
     first = 0
     for number, sizes in enumerate(SIZES):
@@ -203,7 +203,7 @@ def learn_rounds(
 
 
 def killed_after(seconds: list[float]) -> Iterator[float]:
-    """When this process is to die in this attempt: at most once, and of all ranks one."""
+    """Yield the time after which this process is killed in this attempt, if it is the one rank that is killed."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     victim = random.Random(attempt).randrange(int(os.environ["WORLD_SIZE"]))
     if attempt < len(seconds) and int(os.environ["RANK"]) == victim:
@@ -288,13 +288,13 @@ def launch(kind: str, data: Path, folder: Path, seconds: list[float]) -> subproc
 
 
 def outcomes(job: subprocess.Popen[bytes], folder: Path) -> list[dict[str, Any]]:
-    """What came out on each rank, when all is done."""
+    """The results of each rank at the end."""
     assert job.wait(600) == 0, (folder / "errors").read_text()[-8000:]
     return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(2)]
 
 
 def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path) -> None:
-    """Random ranks killed at random moments, so many in all; each time the end is that of a job left alone."""
+    """Kill random ranks at random moments, `kills` times, and check that the result is that of an undisturbed job."""
     chance = random.Random(seed)
     whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
     length = min(outcome.pop("seconds") for outcome in whole)
@@ -303,7 +303,7 @@ def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path)
     dealt = trial = 0
     while dealt < kills:
         here, trial = folder / str(trial), trial + 1
-        # Most of them before an undisturbed run would end; what is not killed in time goes on to the end.
+        # Most kills happen before an undisturbed run would end; a rank that is not killed in time runs to the end.
         moments = [chance.uniform(0, 0.2 * length) for _ in range(min(kills - dealt, 5))]
         job = outcomes(launch(kind, data, here, moments), here)
         dealt += sum(1 for _ in here.glob("killed-*"))

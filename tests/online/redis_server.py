@@ -43,7 +43,7 @@ class Server:
             self.url = f"redis://127.0.0.1:{self.port}"
             try:
                 return self.start()
-            except ServerEndedError:  # as when somebody else has taken the port in the meantime
+            except ServerEndedError:  # another process may have taken the port in the meantime
                 if not left:
                     raise
 

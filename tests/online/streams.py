@@ -24,7 +24,7 @@ FIELDS = {
     "log": ("log", "folder"),
     "log_rows": ("log", "rows"),
 }
-"""Which options of `Learner` belong to which group of options."""
+"""The group and the field of each grouped option of `Learner`."""
 SCHEMA = Schema(
     {"user": f"category:{USERS}", "item": f"category:{ITEMS}", "price": "number"},
     label="click",
@@ -97,7 +97,7 @@ def events(count: int, seed: int = 0, first: int = 0, *, labels: bool = True) ->
 
 
 class Replayed(Source):
-    """The same list of batches again and again, from a position: the smallest source there is."""
+    """A source that replays a list of batches from a position."""
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches, self.position = batches, 0
@@ -115,7 +115,7 @@ class Replayed(Source):
 
 
 def weights(learner: Learner) -> list[bytes]:
-    """Every bit of model and optimizer."""
+    """The bytes of all tensors of model and optimizer."""
     state = learner.optimizer.state_dict()["state"]
     tensors = [*learner.model.state_dict().values(), *(t for s in state.values() for t in s.values())]
     return [tensor.numpy().tobytes() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Many ranks that learn from shares of a stream are as one process that learns from all of it."""
+"""Several ranks that learn from shares of a stream give the same result as one process that learns from all of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def learn_and_resume(kind: str, folder: Path, damages: tuple[str, ...]) -> dict[str, Any]:
-    """What came out with labels that come at once, with late ones, and resumed with some file damaged."""
+    """Results with immediate labels, with late labels, and after resuming with a damaged file."""
     learnt = {f"late {late}": learn_rounds(kind, late, folder / f"late {late}") for late in (False, True)}
     learnt["full"] = with_a_full_disk(kind, folder / "full")
     return {**learnt, **{damage: stop_and_resume(kind, folder / f"damaged {damage}", damage) for damage in damages}}
@@ -95,7 +95,7 @@ def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path
 
 
 def stop_and_resume(kind: str, folder: Path, damage: str) -> dict[str, Any]:
-    """Learn half of the stream, damage the newest checkpoint, and go on."""
+    """Learn half of the stream, damage the newest checkpoint, and resume."""
     import torch.distributed as dist
 
     options: dict[str, Any] = {"checkpoint": folder / "state", "checkpoint_every": 100}
@@ -188,7 +188,7 @@ def test_run_can_be_called_again_on_a_rank_without_events(tmp_path: Path) -> Non
 
 
 def hooks() -> list[str]:
-    """Of whom the hooks are, and what was logged."""
+    """The owners of the hooks, and the log messages."""
     models = [DistributedDataParallel(Plain()) for _ in range(2)]
     logged: list[str] = []
     handler = logging.Handler()

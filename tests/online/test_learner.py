@@ -1,4 +1,4 @@
-"""The learner predicts before it learns, joins labels however they come, and goes on as if it had never stopped."""
+"""The learner predicts before it learns, joins labels in any order, and resumes as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_prediction_is_made_before_its_label_changes_anything() -> None:
         expected = model.eval()(*(torch.from_numpy(e.features[name]) for name in ("user", "item", "price")))
     assert scores.tobytes() == expected.numpy().tobytes()
     assert ours.learned == 64
-    assert ours.learn(events(64, first=64)).tobytes() != scores.tobytes()  # by now it has learnt
+    assert ours.learn(events(64, first=64)).tobytes() != scores.tobytes()  # the model has changed by now
 
 
 def test_it_learns_as_a_plain_loop_does() -> None:
@@ -155,7 +155,7 @@ def test_a_repeated_event_can_provide_the_label() -> None:
     present(both.labels)[0] = math.nan
     ours.learn(both)
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (5, 4)
-    ours.predict(events(8, labels=True))  # whose labels are not looked at
+    ours.predict(events(8, labels=True))  # `predict` ignores labels
     assert ours.metrics()["learned"] == 5
 
 
@@ -587,7 +587,7 @@ def test_parameters_that_share_a_name_all_count_in_the_total_alignment(tmp_path:
     assert last == ["total", *(f"{expected.metrics()[f'alignment_over_{of}']:.3f}" for of in ("all", "touched"))]
 
 
-# Stop and go on ------------------------------------------------------------------------------------------------
+# Stop and resume ------------------------------------------------------------------------------------------------
 
 
 def mixed_stream() -> list[object]:
@@ -750,7 +750,7 @@ def test_any_damage_is_detected_and_an_error_if_no_checkpoint_is_good(
         content[40] ^= 1
     damaged = {"cut": content[:-7], "empty": bytearray()}
     path.write_bytes(damaged.get(damage, content))
-    for _ in range(2):  # at every attempt: it never starts anew by itself
+    for _ in range(2):  # at every attempt: it never restarts from scratch by itself
         again = learner(checkpoint=tmp_path)
         with pytest.raises(DamagedCheckpointError, match="all 1 checkpoints"):
             again.run(Replayed([]))

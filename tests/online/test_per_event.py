@@ -1,4 +1,4 @@
-"""Event by event: compiled code learns what torch learns from batches of one, for any rule and any size of chunks."""
+"""Per-event training: compiled code gives the same result as torch with batches of one, for any rule and chunk size."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_learner_counts_logs_and_measures_as_with_torch(tmp_path: Path) -> Non
 
 
 def test_events_that_compiled_code_does_not_support_are_processed_by_torch() -> None:
-    """Labels that are missing or infinite, numbers beyond all bounds, an id that is no row."""
+    """Missing and infinite labels, a huge number, and an id beyond the table."""
     given = events(90)
     assert given.labels is not None
     given.labels[10], given.labels[20] = math.nan, math.inf
@@ -369,7 +369,7 @@ Rows = list[tuple[str, int]]
 
 
 def rows_of(kind: str, count: int, seed: int = 0) -> Rows:
-    """What comes, in order: events by number with a label ("both") or without ("event"), and labels ("label")."""
+    """The rows of a stream: events by number with a label ("both") or without ("event"), and labels ("label")."""
     draw, rows = random.Random(seed), Rows()
     for number in range(count):
         how = draw.choice(["both", "event", "early", "twice", "never"]) if kind == "mixed" else kind
@@ -382,7 +382,7 @@ def rows_of(kind: str, count: int, seed: int = 0) -> Rows:
 
 
 def batches_of(rows: Rows, given: Events, size: int) -> list[Batch]:
-    """The rows as a source gives them, so many at one go."""
+    """The rows as a source produces them, `size` rows per batch."""
     assert given.labels is not None
     found = []
     for start in range(0, len(rows), size):
@@ -398,7 +398,7 @@ def batches_of(rows: Rows, given: Events, size: int) -> list[Batch]:
 
 @pytest.mark.parametrize("kind", ["both", "event", "late", "mixed"])
 def test_events_with_ids_and_late_labels_are_learned_in_order(kind: str, tmp_path: Path) -> None:
-    """However many come at one go, to the bit; and as with torch."""
+    """The result does not depend on the batch size, to the bit, and agrees with torch."""
     given, rows = cached(300), rows_of(kind, 300)
     found = []
     for size, own_path in ((1, False), (7, False), (1000, False), (1, True)):

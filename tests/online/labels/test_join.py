@@ -1,4 +1,4 @@
-"""The join of events and labels against a reference that goes event by event, over random streams of late labels."""
+"""The join of events and labels is compared with a simple reference on random streams of late labels."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Reference:
 
 
 def stream(dice: random.Random) -> list[Batch]:
-    """Batches whose times go on, pause for many horizons and are wrong by years; labels of any event at any time."""
+    """Batches with pauses of many horizons and with times that are wrong by years; labels of any event at any time."""
     batches: list[Batch] = []
     time, number = 0.0, 0
     jumpy = dice.choice([0.0, 0.1, 0.5])
@@ -135,7 +135,7 @@ def stream(dice: random.Random) -> list[Batch]:
             label = float(dice.randrange(2)) if dice.random() < 0.3 else None
             events.append((dice.randrange(number) if again else number, at, label))
             number += not again
-        # Of events that came, that will come, and that never do.
+        # Labels of earlier events, of later events, and of events that never arrive.
         keys = [
             dice.randrange(number + 20) if dice.random() < 0.9 else 10**6 + number for _ in range(dice.randrange(6))
         ]
@@ -144,7 +144,7 @@ def stream(dice: random.Random) -> list[Batch]:
 
 
 def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
-    """What `LabelJoin` makes of a stream."""
+    """The rows that `LabelJoin` resolves for a stream."""
     join = LabelJoin(LabelOptions(HORIZON, "negative", capacity=10**6, remember=10**6))
     rows: list[Row] = []
     for events, labels in batches:

@@ -26,7 +26,7 @@ Events = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def plain_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """By comparing every click with every pass."""
+    """The AUC by comparing every positive event with every negative one."""
     clicks, passes = scores[labels], scores[~labels]
     return float(np.mean([(c > p) + 0.5 * (c == p) for c in clicks for p in passes]))
 
@@ -47,7 +47,7 @@ def plain_gauc(scores: np.ndarray, labels: np.ndarray, users: np.ndarray) -> tup
 
 
 def events(count: int, users: int, levels: int = 0, seed: int = 0) -> Events:
-    """Scores that say something of the labels; with `levels`, only so many different ones, hence ties."""
+    """Scores that are informative about the labels; `levels` limits the number of distinct scores, which gives ties."""
     random = np.random.default_rng(seed)
     user = random.integers(users, size=count)
     scores = random.normal(size=count)
@@ -200,7 +200,7 @@ def test_a_restored_stream_continues_to_the_bit(cut: int) -> None:
 
 
 class Reported:
-    """A metric that keeps what it is told."""
+    """A metric that keeps all labeled predictions."""
 
     def __init__(self) -> None:
         self.parts: list[Events] = []

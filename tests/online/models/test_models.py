@@ -1,4 +1,4 @@
-"""Ready-made models: what they see of an event, and that their numbers are normalised by what was learnt from."""
+"""Ready-made models: their inputs, their gradients, and the normalization of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is lost quietly: rejected events are counted by reason, and said with the cure; too many end a run."""
+"""Rejected events are counted by reason and reported with advice, and too many of them end a run."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_a_run_stops_if_most_of_the_first_events_are_rejected_and_can_start_agai
 
 
 def source(count: int, rejected: int) -> Replayed:
-    """Batches of 20 events, and so many that are rejected beside each."""
+    """Batches of 20 events, each with `rejected` rejected ones."""
     bad = [Rejected("item: 7 is not from 0 to 5", "here", "", 0)] * rejected
     return Replayed([Batch(events(20, seed=n % 7, first=20 * n), rejected=bad) for n in range(count)])
 

@@ -1,4 +1,4 @@
-"""`--status`: the page and /metrics show the learner's numbers, and nothing that a client does reaches the learner."""
+"""The status page and /metrics show the values of the learner, and clients cannot disturb the learner."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def numbers(report: StatusPage) -> dict[str, float]:
 
 
 def wait_for(ours: Learner, report: StatusPage, events: int) -> dict[str, float]:
-    """Until the server has heard of so many events; what the pipe did not take at first is told again."""
+    """Report until the server has received `events` events. A message that did not fit in the pipe is sent again."""
     for _ in range(400):
         report.end(ours)
         found = numbers(report)
@@ -108,7 +108,7 @@ def wait_for(ours: Learner, report: StatusPage, events: int) -> dict[str, float]
     raise AssertionError(f"the server heard of {found.get('cadam_events')} events")
 
 
-# What it shows ---------------------------------------------------------------------------------------------------
+# Content of the page -------------------------------------------------------------------------------------------------
 
 
 def test_metrics_equal_those_of_the_learner_and_counts_are_counters(ended: tuple[Learner, StatusPage]) -> None:
@@ -224,7 +224,7 @@ def test_a_browser_shows_the_metrics_and_runs_no_script_from_the_data(
     assert page.count("<polyline") >= 4
 
 
-# Whatever clients do ---------------------------------------------------------------------------------------------
+# Hostile and slow clients --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_killed_run_with_a_page_resumes_to_the_same_bits_and_its_server_ends(
         assert process.stderr is not None
         url = next(line for line in process.stderr if "status page: " in line).split()[-1]
         address = url.split("/")[2]
-        for _ in range(400):  # until it has learnt something, and is in the middle
+        for _ in range(400):  # wait until it has learned some events
             connection = http.client.HTTPConnection(address, timeout=20)
             connection.request("GET", "/status.json")
             samples = json.loads(connection.getresponse().read()).get("samples", [])

@@ -1,4 +1,4 @@
-"""Whatever happens to process, server or disk: no event is lost, none counts twice, no checkpoint is half."""
+"""After a kill, a server failure or a full disk, no event is lost or counted twice, and no checkpoint is partial."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_old_files_of_the_log_may_be_removed_but_not_one_in_the_middle(tmp_path:
     run("whole", 400)
     run("cut", 200)
     log = tmp_path / "cut-log"
-    for number in (0, 1, 2):  # of six
+    for number in (0, 1, 2):  # there are six files
         (log / f"part-{number:08d}.parquet").unlink()
     run("cut", 300)
     run("cut", 400)

@@ -1,4 +1,4 @@
-"""What was learnt is used: the checkpoint's model predicts as the learner does, here, exported and over HTTP."""
+"""A loaded or exported model, also behind HTTP, predicts like its learner."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def learnt_scores(state: Path, given: Events) -> np.ndarray:
-    """What the learner itself predicts once it has gone on."""
+    """The predictions of the resumed learner."""
     ours = learner(build(seed=3), checkpoint=state)
     assert ours.resume()
     ours.close()

@@ -1,4 +1,4 @@
-"""What was trained elsewhere with SparseAdam and Adam goes on with CAdam, each moment with its parameter."""
+"""A warm start from SparseAdam and Adam gives each moment to its parameter."""
 
 from __future__ import annotations
 
