@@ -20,15 +20,12 @@ class TableOptimizer(Protocol):
     @property
     def param_groups(self) -> Any:
         """The options of the tables, as in `torch.optim.Optimizer`."""
-        ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state of all tables."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of all tables."""
-        ...
 
 
 AlignmentCounter = Callable[[nn.Module], Alignment]

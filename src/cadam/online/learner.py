@@ -1,11 +1,14 @@
 """The online learner: prequential evaluation (test-then-train) of a model on a stream.
 
-`Learner.run` is the loop. For every batch that the source produces, it
+`Learner.run` is the loop::
 
-1. predicts the events, before any of their labels is used,
-2. joins labels with the events they belong to, whenever they arrive,
-3. updates the metrics with the predictions whose labels are known, and trains the model on these events,
-4. calls the reports, and saves a checkpoint if one is due.
+    for batch in source:
+        scores = model(batch.events)  # predict, before any label of these events is used
+        labeled = join(batch.labels)  # match labels with their events, whenever they arrive
+        metrics.update(labeled)  # compare the earlier predictions with their labels
+        train(labeled)
+        report()
+        save_if_due()
 
 See Gama et al., On evaluating stream learning algorithms (2013), https://doi.org/10.1007/s10994-012-5320-9.
 """

@@ -17,19 +17,15 @@ class Metric(Protocol):
 
     def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
         """Add labeled predictions, in the order in which they were labeled."""
-        ...
 
     def results(self) -> Mapping[str, float]:
         """Return the current values by name."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the values depend on."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from ...distributed.sharded_checkpoint import ShardedCheckpoints
+    from .checkpoints import Checkpoints
 
 logger = logging.getLogger("cadam.online")
+
+CheckpointStore: TypeAlias = "Checkpoints | ShardedCheckpoints"
 
 
 @dataclass(frozen=True)
@@ -33,28 +39,6 @@ class CheckpointOptions:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"checkpoints must be at least 1 event apart, got every={self.every}")
-
-
-class CheckpointStore(Protocol):
-    """A place for checkpoints: `Checkpoints` or `ShardedCheckpoints`."""
-
-    folder: Path
-
-    def files(self) -> list[Path]:
-        """List the checkpoints, oldest first."""
-        ...
-
-    def save(self, number: int, tree: Any) -> Path:
-        """Save a tree as checkpoint `number`."""
-        ...
-
-    def load_newest(self) -> tuple[Path, Any] | None:
-        """Load the newest checkpoint that is not damaged."""
-        ...
-
-    def close(self) -> None:
-        """Release the lock of the folder."""
-        ...
 
 
 class CheckpointSchedule:
