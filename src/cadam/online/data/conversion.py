@@ -192,11 +192,12 @@ def _convert_optional(values: Values, kind: Kind, text: bool) -> Converted:
         missing = np.fromiter((value is None or value != value for value in values), bool, len(values))
     if missing.any():
         # Missing values are replaced by one that is present, so that the column may still be converted as a whole.
-        present = next((value for value, gone in zip(values, missing.tolist(), strict=True) if not gone), 0)
+        present = next((value for value, is_missing in zip(values, missing.tolist(), strict=True) if not is_missing), 0)
         if isinstance(values, np.ndarray):
             values = np.where(missing, present, values)
         else:
-            values = [present if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
+            pairs = zip(values, missing.tolist(), strict=True)
+            values = [present if is_missing else value for value, is_missing in pairs]
     array, problems = convert(values, required, text)
     if kind.name != "number":
         array = array + 1
@@ -333,8 +334,8 @@ def _fits_int64(value: int) -> bool:
 def _integer_of_text(value: Any) -> Any:
     """Return the integer that a text stands for, else the value itself.
 
-    In CSV all values are text. So that a model that learned from CSV gives the same score for JSON, the text of an
-    integer, a whole float or a boolean must be hashed like the value itself.
+    In CSV all values are text. The text of an integer, of a float without a fraction or of a boolean is hashed like the
+    value itself, so that a model that learned from CSV gives the same scores for JSON.
     """
     if not isinstance(value, str):
         return value

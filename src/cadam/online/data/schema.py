@@ -308,22 +308,22 @@ class Schema:
         all_missing: list[Any] = [None] * count
         problems: dict[int, str] = {}
 
-        def add_problems(name: str, found: Mapping[int, str], is_required: bool = True) -> None:
-            for row, problem in found.items():
+        def add_problems(name: str, new_problems: Mapping[int, str], is_required: bool = True) -> None:
+            for row, problem in new_problems.items():
                 if problem:
                     problems.setdefault(row, f"{name}: {problem}")
                 elif is_required:
                     problems.setdefault(row, f"missing field {name!r}")
 
         def convert_column(name: str, kind: Kind) -> Array:
-            array, found = convert(columns.get(name, all_missing), kind, text)
-            add_problems(name, found)
+            array, new_problems = convert(columns.get(name, all_missing), kind, text)
+            add_problems(name, new_problems)
             return array
 
         roles = self._roles()
         arrays = {"id": convert_column(*roles["id"])} if "id" in roles else {}
-        label, found = self.target.labels(columns.get(self.target.column, all_missing), text)
-        add_problems(self.target.column, found, is_required=False)
+        label, new_problems = self.target.labels(columns.get(self.target.column, all_missing), text)
+        add_problems(self.target.column, new_problems, is_required=False)
         add_problems(self.label, self._label_problems(label))
         is_separate = self._find_separate_labels(columns, count, label)
         label_problems = {row: reason for row, reason in problems.items() if is_separate[row]}

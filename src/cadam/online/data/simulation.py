@@ -189,8 +189,8 @@ class LabelDelay(Disturbance):
         ids = indices if events.ids is None else events.ids
         clock = indices.astype(np.float64) if events.time is None else events.time
         if events.labels is not None:
-            known = np.isfinite(events.labels)
-            self._delay(Labels(ids[known], events.labels[known]), clock[known], indices[known])
+            rows = np.isfinite(events.labels)
+            self._delay(Labels(ids[rows], events.labels[rows]), clock[rows], indices[rows])
         if batch.labels is not None:
             before = np.full(len(batch.labels), len(events)) if batch.events_before is None else batch.events_before
             self._delay_separate(batch.labels, np.concatenate([[self._clock], clock])[before])

@@ -201,7 +201,8 @@ def _detect_time_format(texts: Sequence[str]) -> str:
     """Return the format of times that fits all texts, empty if there is none."""
     if not all(re.search(r"\d", text) for text in texts[:100]) or max(map(len, texts)) > 40:
         return ""
-    return next((one for one in ("iso", *words.TIME_FORMATS) if fits_time_format(texts, one)), "")
+    formats = ("iso", *words.TIME_FORMATS)
+    return next((time_format for time_format in formats if fits_time_format(texts, time_format)), "")
 
 
 def fits_time_format(texts: Sequence[str], time_format: str) -> bool:

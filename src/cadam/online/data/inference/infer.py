@@ -28,7 +28,7 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
 
     Args:
         sample: Some rows of the data.
-        options: What the user said about columns.
+        options: The options of the user about columns.
         location: The name of the data, for messages.
 
     Returns:
@@ -65,9 +65,9 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
             elif name == user.column:
                 decision = replace(decision, reason=f"user ({user.reason}); {decision.reason}")
         decisions[name] = _add_missing_share(decision, column, has_id=id_.value is not None)
-    features = {name: one.kind for name, one in decisions.items() if one.kind not in ("", "label", "id")}
+    features = {name: use.kind for name, use in decisions.items() if use.kind not in ("", "label", "id")}
     if not features:
-        reasons = "; ".join(f"{one.column}: {one.reason}" for one in list(decisions.values())[:5])
+        reasons = "; ".join(f"{use.column}: {use.reason}" for use in list(decisions.values())[:5])
         raise CannotInferError(f"{location} has no column from which to predict {label!r}: {reasons}")
     missing = _missing_markers(columns, {*features, id_.column, user.column, time.column}, target)
     roles = (id_.value, user.value, time.value)

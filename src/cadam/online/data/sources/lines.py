@@ -307,7 +307,7 @@ class LinesSource(Source):
             except (ValueError, RecursionError, csv.Error) as error:
                 beginning = text[:MAX_REJECTED_TEXT].decode(errors="replace")
                 rejected.append(Rejected(unreadable_reason(error), where(row), beginning, size))
-                status[row] = LineStatus.BLANK
+                status[row] = LineStatus.BLANK  # Rejected lines are skipped below like blank ones.
         rows = np.flatnonzero(status != LineStatus.BLANK)
         if not len(rows):
             return Batch(rejected=rejected)

@@ -116,8 +116,7 @@ class ParquetSource(Source):
             names = [self.path.name]
         else:
             names = sorted(str(path.relative_to(self.path)) for path in parquet_files(self.path, self._log_unreadable))
-        known = self.done.keys() | set(self.queue)
-        self.queue += [name for name in names if name not in known]
+        self.queue += [name for name in names if name not in self.done and name not in self.queue]
 
     def _log_unreadable(self, error: OSError) -> None:
         if error.filename not in self._unreadable_folders:
@@ -162,7 +161,8 @@ class ParquetSource(Source):
         with pq.ParquetFile(path) as file:
             metadata = file.metadata
             # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
-            dictionaries = [one.name for one in file.schema_arrow if one.name in self._hashed and _is_text(one.type)]
+            columns = [column for column in file.schema_arrow if column.name in self._hashed]
+            dictionaries = [column.name for column in columns if _is_text(column.type)]
         with pq.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
             fingerprint = _fingerprint(path)
             if (self.chunk or self.batch) and self.fingerprint not in (None, fingerprint):
