@@ -578,6 +578,22 @@ def a_gradient_that_is_a_view_with_an_offset() -> None:
     assert a.optimizer.explain().steps == "replayed"
 
 
+def a_gradient_that_kernels_cannot_read_and_that_stays() -> None:
+    """A planned step copies such a gradient. The step after it has the same one, and must copy it, too."""
+    gradients = (torch.randn(5, 2)[:, 1], torch._efficientzerotensor((5,)))
+    a, b = begin()
+    for t in (a, b):
+        for gradient in gradients:
+            for seed in (1, 2, 3):
+                torch.manual_seed(seed)
+                for p in t.params:
+                    p.grad = torch.randn_like(p)
+                t.params[0].grad = gradient
+                assert not t.take()
+        assert t.step(4) == t.replays
+    assert_same(a, b)
+
+
 def a_group_without_gradients_that_is_gone() -> None:
     class Group(dict[str, Any]):
         pass

@@ -59,6 +59,7 @@ QUICK = [
     "weight_decay_sets_in_at_the_address_of_the_one_before",
     "a_list_of_the_same_parameters_of_which_one_is_replaced_later",
     "a_step_that_is_interrupted",
+    "a_gradient_that_kernels_cannot_read_and_that_stays",
     "a_group_without_gradients_that_is_gone",
 ]
 LONGER = [

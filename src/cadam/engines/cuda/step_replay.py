@@ -322,9 +322,11 @@ class _Part:
         return not self.grads.has_views or not any(p.grad is not None and p.grad.is_neg() for p in self.params)
 
     def update_snapshots(self) -> int:
-        """Adopt the memory of parameters, state and gradients. Returns what is new about parameters and state."""
-        if self.grads is not None:
-            self.grads.update()
+        """Adopt the memory of parameters and state. Returns what is new about them.
+
+        The kinds of gradients stay those of the recording, which the kernels can read. A planned step may have copied
+        gradients of another kind, such as zeros without memory, and a replayed step would read their address.
+        """
         return self.fixed.update()
 
 
