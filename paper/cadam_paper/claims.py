@@ -187,14 +187,14 @@ def _vgg() -> Iterable[Claim]:
         f"{COMMON_RATE}: {format_interval(difference_of(speeds[2]))}; {_at_own_rates('continuous 2°')}",
         f"{judge([speeds[2]])} at that rate; ours is smaller",
     )
-    own = evidence.image_pairs()["noise 40%"].own
+    at_own_rates = evidence.image_pairs()["noise 40%"].own
     levels = [find_row("fig-image-noise", f"noise {level}%: mean test accuracy") for level in (10, 20, 30, 40)]
     yield Claim(
         "Label noise: ahead of Adam at every level",
         "fig. 5, right; table 4 at 40%",
         "+3.34 at 40%",
         f"{COMMON_RATE}: {_list_by_condition(levels)}; at 40%, {_at_own_rates('noise 40%')}",
-        f"{judge(levels)} at that rate; {evidence.KIND_NAMES[own.kind]} at 40% at its own best rate",
+        f"{judge(levels)} at that rate; {evidence.KIND_NAMES[at_own_rates.kind]} at 40% at its own best rate",
     )
     alignment = _alignment()
     yield Claim(
@@ -277,16 +277,16 @@ def _clicks() -> Iterable[Claim]:
         f"{OTHER_CLICKS}two sets of Adam runs with different seeds differ by up to {floor:.2f}, mean of five models",
         f"{UNDECIDED}: {'below' if floor > 0.05 else 'above'} the noise floor",
     )
-    own, default = evidence.noisy_clicks(), find_row("tab-criteo-noise", "default lr 0.001: mean of the models")
+    tuned, default = evidence.noisy_clicks(), find_row("tab-criteo-noise", "default lr 0.001: mean of the models")
     lost = find_row("tab-criteo-noise", "lost by noise")
     yield Claim(
         "Criteo with 1% of the negatives flipped: CAdam is ahead and loses less",
         "table 2",
         "80.82 against 80.53; loses 0.12 against 0.39",
         f"{OTHER_CLICKS}mean of five models, each at the rate best in tuning runs "
-        f"{format_interval(difference_of(own))}; both at 1e-3 {format_interval(difference_of(default))}; "
+        f"{format_interval(difference_of(tuned))}; both at 1e-3 {format_interval(difference_of(default))}; "
         f"AUC lost by noise, CAdam minus Adam, {format_interval(difference_of(lost))}",
-        f"{judge([own, lost])}, on other data",
+        f"{judge([tuned, lost])}, on other data",
     )
 
 

@@ -445,8 +445,8 @@ def landscape_summary(results: Results) -> Summary:
     for measure, label in MEASURES.items():
         for name, reading in problems:
             comparison = _compare(results, PAIRS[0], metric_name(measure, name, reading))
-            what = f"{label}, {name}" + ("" if reading == "none" else f", noise by {reading}")
-            rows.append(comparison_row(what, claim, comparison, seconds))
+            row_label = f"{label}, {name}" + ("" if reading == "none" else f", noise by {reading}")
+            rows.append(comparison_row(row_label, claim, comparison, seconds))
             if measure == "end":
                 ends.append(comparison)
     for pair in PAIRS[1:]:
@@ -456,8 +456,8 @@ def landscape_summary(results: Results) -> Summary:
             )
             for name, reading in problems
         }
-        what = f"{pair[0]} against {pair[1]}, final loss"
-        rows.append(family_row(what, compared, _seconds(results, *pair)))
+        row_label = f"{pair[0]} against {pair[1]}, final loss"
+        rows.append(family_row(row_label, compared, _seconds(results, *pair)))
     counts = tally(ends, "problems", "lower", "higher")
     return Summary(f"CAdam's final loss, against Adam's: {counts}.", rows)
 
@@ -714,8 +714,8 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
             other.loglog(cycles, 10 ** np.array(tuned), "o-", color=color, ms=4, lw=1.5, label=arm)
         other.set_xticks(cycles, cycles)
         other.minorticks_off()
-        for each in (panel, other):
-            each.set_title(f"{loss}, {target}", fontsize=9)
+        for axes_of_problem in (panel, other):
+            axes_of_problem.set_title(f"{loss}, {target}", fontsize=9)
     _legend(others[0, 0])
     for grid, label in ((axes, "learning rate"), (others, "regret per step")):
         for panel in grid[-1]:

@@ -76,14 +76,14 @@ def rate_table() -> list[str]:
         best = study.own_rates(results, condition)
         adams = format_rate(best["Adam"])
         both = study.compared_at(results, condition, dict.fromkeys(study.ARMS, best["Adam"]))
-        each = study.compared_at(results, condition, best)
+        at_own_rates = study.compared_at(results, condition, best)
         lines.append(
             table_row(
                 f"{condition.label(condition.reference)}; {adams}",
                 format_interval(both.difference),
                 f"the same, {adams}"
                 if best["CAdam"] == best["Adam"]
-                else f"{format_interval(each.difference)} at {format_rate(best['CAdam'])}",
+                else f"{format_interval(at_own_rates.difference)} at {format_rate(best['CAdam'])}",
                 f"±{both.floor:.2f}",
             )
         )

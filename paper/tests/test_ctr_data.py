@@ -27,7 +27,7 @@ from cadam_paper.ctr import preprocess as stages
 from cadam_paper.ctr.criteo_dataset import Criteo
 from cadam_paper.ctr.criteo_parser import find_error, hexadecimal, parse
 from cadam_paper.ctr.criteo_writer import bucket, unbucket, write
-from cadam_paper.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scaled
+from cadam_paper.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scale_vocabulary
 from cadam_paper.ctr.generator import Generated
 from cadam_paper.ctr.preprocess import BadLinesError, Encoder, Manifest, bucketed, preprocess, vocabulary
 from cadam_paper.ctr.split import folds, rows_of
@@ -36,7 +36,7 @@ pyarrow = pytest.importorskip("pyarrow")
 
 CPU = torch.device("cpu")
 ROWS = 6000
-CLICKS = Generated(ROWS, scaled(0.002))
+CLICKS = Generated(ROWS, scale_vocabulary(0.002))
 GOOD = b"1\t" + b"\t".join([b"3"] * 13 + [b"0a1b2c3d"] * 26)
 
 
@@ -263,7 +263,7 @@ BAD = {
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("reason", BAD)
-def test_a_bad_line_is_left_out_and_told_with_its_number(reason: str) -> None:
+def test_an_invalid_line_is_skipped_and_reported_with_its_number(reason: str) -> None:
     text = b"\n".join([GOOD, BAD[reason], GOOD, replaced(5, b"-2147483647"), replaced(9, b"")]) + b"\n"
     table, bad = parse(text, first_line=11)
     assert len(table) == 4
@@ -275,7 +275,7 @@ def test_a_bad_line_is_left_out_and_told_with_its_number(reason: str) -> None:
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("integer", [b"-2147483648", b"2147483647", b"-0", b"007", b"-000000000012", b"0" * 5000])
-def test_an_integer_is_good_whatever_is_beside_it(integer: bytes) -> None:
+def test_an_integer_is_valid_independently_of_its_neighbors(integer: bytes) -> None:
     for beside, others in ((b"", []), (b"bad\n", [2])):
         table, bad = parse(replaced(3, integer) + b"\n" + beside, 1)
         assert table.column("I3").to_pylist() == [int(integer[-20:])]
@@ -284,7 +284,7 @@ def test_an_integer_is_good_whatever_is_beside_it(integer: bytes) -> None:
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_a_last_line_without_its_end_is_taken_if_whole(end: bytes) -> None:
+def test_a_complete_last_line_without_a_newline_is_accepted(end: bytes) -> None:
     newline = end or b"\n"
     table, bad = parse(GOOD + newline + GOOD + end, 1, ends_early=not end)
     assert (len(table), bad) == (2, [])
@@ -310,7 +310,7 @@ def damaged(source: Path, path: Path) -> tuple[Path, list[int]]:
     return path, numbers
 
 
-def test_bad_lines_of_a_file_are_counted_listed_and_refused_if_strict(source: Path, tmp_path: Path) -> None:
+def test_invalid_lines_are_counted_and_listed_and_an_error_in_strict_mode(source: Path, tmp_path: Path) -> None:
     path, numbers = damaged(source, tmp_path / "train.txt")
     manifest = preprocess(path, tmp_path / "cache")
     assert (manifest.rows, manifest.bad) == (ROWS - len(numbers), len(numbers))
@@ -346,21 +346,21 @@ def test_a_damaged_gzip_is_named(source: Path, tmp_path: Path, damage: Callable[
         preprocess(path, tmp_path / "cache")
 
 
-def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_file_without_newlines_is_not_read_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(b"x" * (stages.CHUNK + stages.MAX_LINE + 1))
     with pytest.raises(ValueError, match=r"train\.txt has a line of more than 1,048,576 bytes"):
         preprocess(path, tmp_path / "cache")
 
 
-def test_clicks_alone_cannot_be_split(tmp_path: Path) -> None:
+def test_a_file_of_one_class_cannot_be_split(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes((GOOD + b"\n") * 50)
     with pytest.raises(ValueError, match="50 clicks in 50 rows"):
         preprocess(path, tmp_path / "cache")
 
 
-def test_nothing_good_is_an_error(tmp_path: Path) -> None:
+def test_a_file_without_valid_lines_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(b"label,I1\n" * 20)
     with pytest.raises(ValueError, match=r"0 valid rows .*\n.*lines so far: 20\n    line 1: 1 columns"):
@@ -378,7 +378,7 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize("stop", [("read", 0.3), ("read", 1), ("count", 0.5), ("encode", 0.4), ("encode", 1)])
-def test_after_a_stop_the_next_run_goes_on_and_ends_the_same(
+def test_an_interrupted_run_resumes_and_gives_the_same_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, float]
 ) -> None:
     def tell(stage: str, share: float, rows: int) -> None:
@@ -450,18 +450,22 @@ def check_stops(short: Path, folder: Path, every: int, first: int = 0) -> int:
     return at
 
 
-def test_ended_at_any_step_it_goes_on(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preprocessing_resumes_after_ending_at_a_random_step(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "CHUNK", 50_000)
     assert check_stops(short, tmp_path, every=17) > 100
 
 
 @pytest.mark.slow
-def test_ended_at_every_step_it_goes_on(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preprocessing_resumes_after_ending_at_every_step(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "CHUNK", 50_000)
     assert check_stops(short, tmp_path, every=1) > 100
 
 
-def test_ended_while_bad_lines_are_put_together_it_goes_on(
+def test_preprocessing_resumes_after_ending_while_invalid_lines_are_collected(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list of invalid lines is assembled from parts, which must exist until the manifest records the list."""
@@ -480,7 +484,7 @@ def test_ended_while_bad_lines_are_put_together_it_goes_on(
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on(source: Path, tmp_path: Path) -> None:
+def test_preprocessing_resumes_after_being_killed(source: Path, tmp_path: Path) -> None:
     """kill -9, again and again, until a run gets through."""
     program = (
         "import sys; from pathlib import Path; from cadam_paper.ctr import preprocess as p; p.CHUNK = 200_000\n"
@@ -526,7 +530,7 @@ def in_its_place(path: Path, content: bytes | bytearray) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -1])
-def test_another_file_of_the_same_length_and_time_is_read_anew(short: Path, tmp_path: Path, at: int) -> None:
+def test_another_file_of_the_same_size_and_time_is_read_again(short: Path, tmp_path: Path, at: int) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(short.read_bytes())
     before = preprocess(path, tmp_path / "cache")
@@ -536,7 +540,7 @@ def test_another_file_of_the_same_length_and_time_is_read_anew(short: Path, tmp_
     assert preprocess(path, tmp_path / "cache").sha256 != before.sha256
 
 
-def test_another_code_begins_anew_but_reads_what_is_complete(
+def test_another_version_discards_an_unfinished_folder_and_reads_a_complete_one(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder half made by one version and half by another would be neither's."""
@@ -547,7 +551,7 @@ def test_another_code_begins_anew_but_reads_what_is_complete(
     assert preprocess(short, tmp_path / "complete").made_by == made_by != "later"
 
 
-def test_two_processes_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
+def test_two_processes_cannot_write_to_one_folder(source: Path, tmp_path: Path) -> None:
     with stages._lock(tmp_path), pytest.raises(RuntimeError, match="another process"):
         preprocess(source, tmp_path)
 
@@ -583,7 +587,7 @@ def test_a_cache_that_is_rewritten_while_it_is_opened_is_refused(
 
 @pytest.mark.parametrize("name", ["ids.i32", "labels.u8"])
 @pytest.mark.parametrize("stop", [("encode", 0.4), ("encode", 1)])
-def test_rows_that_are_lost_are_encoded_again(source: Path, tmp_path: Path, name: str, stop: tuple[str, float]) -> None:
+def test_missing_ids_are_encoded_again(source: Path, tmp_path: Path, name: str, stop: tuple[str, float]) -> None:
     """Not filled up with zeros."""
     whole = preprocess(source, tmp_path / "whole")
 
@@ -615,9 +619,9 @@ def test_buckets_of_integers() -> None:
     assert all(bucket(unbucket(category)) == category for category in range(461))
 
 
-def test_integers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
+def test_a_vocabulary_too_large_for_the_format_is_refused(tmp_path: Path) -> None:
     def clicks(size: int) -> Generated:
-        return Generated(50, (size, *scaled(0.002)[1:]))
+        return Generated(50, (size, *scale_vocabulary(0.002)[1:]))
 
     write(clicks(341), tmp_path / "train.txt")
     assert preprocess(tmp_path / "train.txt", tmp_path / "cache", min_count=1).bad == 0
@@ -704,7 +708,7 @@ def test_the_command_generates_a_file_and_does_not_overwrite_one(
     assert "leave --rows" in capsys.readouterr().err
 
 
-def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_generation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -738,7 +742,7 @@ def test_find_error_agrees_with_the_parsers() -> None:
 
 
 @pytest.mark.usefixtures("needs_c")
-def test_with_and_without_c_the_files_are_the_same(
+def test_the_c_parser_and_pyarrow_give_the_same_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parsing, "BLOCK", 50_000)
@@ -750,7 +754,7 @@ def test_with_and_without_c_the_files_are_the_same(
 
 
 @pytest.mark.usefixtures("needs_c")
-def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
+def test_the_c_parser_and_pyarrow_accept_the_same_texts(source: Path) -> None:
     """Lines that characters were put into, taken out of and changed in: as good as each of them alone."""
     random = np.random.default_rng(1)
     lines = source.read_bytes().splitlines(keepends=True)
@@ -775,7 +779,7 @@ def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_c")
-def test_c_reads_no_text_that_does_not_end_a_line() -> None:
+def test_the_c_parser_rejects_a_text_without_a_final_newline() -> None:
     c = parsing.compiled()
     assert not isinstance(c, str)
     empty, whole = parsing._parse_with_c(c, b""), parsing._parse_with_c(c, GOOD + b"\n")
@@ -788,13 +792,13 @@ def test_c_reads_no_text_that_does_not_end_a_line() -> None:
 
 
 @pytest.mark.parametrize("mode", ["clean", "overread"])
-def test_c_reads_no_character_beyond_the_text(tmp_path: Path, mode: str) -> None:
+def test_the_c_parser_does_not_read_beyond_the_text(tmp_path: Path, mode: str) -> None:
     sanitizer.runtime()
     library = build.link(tmp_path / "criteo.so", [(parsing.SOURCE, ())], sanitizer.FLAGS)
     sanitizer.check(Path(__file__).with_name("asan_criteo_parser.py"), library, mode)
 
 
-def test_c_is_compiled_into_the_cache_of_the_user_or_it_is_said_why_not(
+def test_the_c_parser_is_compiled_into_the_users_cache_or_the_reason_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

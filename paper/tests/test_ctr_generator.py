@@ -11,11 +11,11 @@ import torch
 from cadam.online.metrics.auc import auc
 from cadam_paper.ctr import generator
 from cadam_paper.ctr.data import Clicks, Part, keyed, mix, noise_limit, shuffled
-from cadam_paper.ctr.fields import FIELDS, VOCABULARY, offsets, scaled
+from cadam_paper.ctr.fields import FIELDS, VOCABULARY, offsets, scale_vocabulary
 from cadam_paper.ctr.generator import CLICK_RATE, Generated, best_auc, popularity
 
 CPU = torch.device("cpu")
-SMALL = Generated(6_000, scaled(0.01))
+SMALL = Generated(6_000, scale_vocabulary(0.01))
 
 
 def everything(clicks: Clicks, part: Part, batch_size: int = 3000, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ def test_mix_is_splitmix64() -> None:
     assert torch.equal(keyed(1234567, torch.tensor([1, 2, 3])), mixed)
 
 
-def test_every_row_is_the_same_however_it_is_asked_for() -> None:
+def test_a_row_does_not_depend_on_batch_size_and_order() -> None:
     whole, labels = streamed(SMALL)
     again = Generated(SMALL.rows, SMALL.vocabulary)
     for size in (1, 777):
@@ -63,7 +63,7 @@ def test_every_row_is_the_same_however_it_is_asked_for() -> None:
     assert (other != whole).any(0).all()
 
 
-def test_parts_are_all_rows_each_once_and_an_epoch_is_shuffled_by_its_seed() -> None:
+def test_the_parts_partition_the_rows_and_the_seed_shuffles_an_epoch() -> None:
     parts = {part: everything(SMALL, part) for part in ("train", "validation", "test")}
     for part, (ids, _) in parts.items():
         assert len(ids) == SMALL.size(part)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_parts_are_all_rows_each_once_and_an_epoch_is_shuffled_by_its_seed() -> 
     assert torch.equal(everything(SMALL, "test", seed=1)[0], parts["test"][0])
 
 
-def test_ids_are_rows_of_their_field_and_as_skewed_as_set() -> None:
+def test_ids_belong_to_their_field_and_have_the_configured_skew() -> None:
     clicks = Generated()
     batch = next(clicks.stream(100_000, device=CPU))
     assert batch.ids.dtype == torch.int64
@@ -127,8 +127,8 @@ def test_logits_are_exact_in_any_order_of_sums() -> None:
 
 
 @pytest.mark.parametrize("drift", ["gradual", "sudden", "hours"])
-def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
-    clicks = Generated(33_600, scaled(0.01), drift=drift)
+def test_drift_changes_the_frequencies_and_the_weights_of_ids(drift: generator.Drift) -> None:
+    clicks = Generated(33_600, scale_vocabulary(0.01), drift=drift)
     teacher = generator._teacher(clicks)
     ids, labels = streamed(clicks)
     rows = torch.arange(clicks.rows)
@@ -155,7 +155,7 @@ def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
 
 
 @pytest.mark.parametrize("reading", ["train", "stream"])
-def test_noise_flips_an_exact_share_of_negatives_and_the_same_rows_always(reading: str) -> None:
+def test_noise_flips_an_exact_share_of_negatives_and_always_the_same_rows(reading: str) -> None:
     def rows(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return streamed(SMALL, **options) if reading == "stream" else everything(SMALL, "train", **options)
 
@@ -173,7 +173,7 @@ def test_validation_and_test_are_never_noisy(part: Part) -> None:
     assert torch.equal(everything(SMALL, part)[1], everything(SMALL, part, noise=0.5)[1])
 
 
-def test_noise_limit_is_exact_in_parts_and_refuses_nonsense() -> None:
+def test_noise_limit_is_exact_for_several_parts_and_validates_the_share() -> None:
     rows = torch.arange(1000)
     assert noise_limit(rows, 0.1, 5) == noise_limit([rows[:30], rows[30:]], 0.1, 5)
     with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
@@ -193,7 +193,7 @@ def test_bad_settings_are_named(settings: dict[str, object], message: str) -> No
         Generated(**settings)  # type: ignore[arg-type]
 
 
-def test_the_description_says_that_it_is_generated() -> None:
+def test_the_description_names_generated_clicks() -> None:
     assert Generated(drift="hours").description == (
         "generated clicks, 45,840,617 rows, 910,747 ids, drift hours, seed 2018"
     )
@@ -202,7 +202,7 @@ def test_the_description_says_that_it_is_generated() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("drift", ["none", "hours"])
-def test_cuda_makes_the_same_bits_also_when_captured(drift: generator.Drift) -> None:
+def test_cuda_gives_the_same_bits_also_in_a_graph(drift: generator.Drift) -> None:
     clicks, cuda = Generated(drift=drift), torch.device("cuda")
     feed = clicks.feed("train", 10_000, seed=1, device=cuda)
     index = torch.zeros((), dtype=torch.int64, device=cuda)

@@ -33,7 +33,7 @@ def some_ids(count: int = 7) -> Tensor:
 
 
 @over_models
-def test_as_many_parameters_as_published(name: str) -> None:
+def test_the_numbers_of_parameters_are_the_published_ones(name: str) -> None:
     with torch.device("meta"):
         model = models.build(name, VOCABULARY, 0, device="meta")
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
@@ -45,7 +45,7 @@ def test_as_many_parameters_as_published(name: str) -> None:
 
 
 @over_models
-def test_weights_at_the_start(name: str) -> None:
+def test_initial_weights(name: str) -> None:
     model = models.build(name, (2000, 3000), 0, width=8, hidden=300)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -61,14 +61,14 @@ def test_weights_at_the_start(name: str) -> None:
 
 
 @over_models
-def test_the_seed_makes_the_weights(name: str) -> None:
+def test_the_seed_determines_the_weights(name: str) -> None:
     first, again, other = (build(name, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not torch.equal(first["table.weight"], other["table.weight"])
 
 
 @over_models
-def test_dense_parameters_and_tables_are_told_apart(name: str) -> None:
+def test_dense_parameters_and_tables_are_separated(name: str) -> None:
     model = build(name)
     model(some_ids()).sum().backward()
     dense, tables = models.parameters(model)
@@ -125,6 +125,6 @@ def test_dropout_is_for_training_only() -> None:
     assert torch.equal(model(ids), model(ids))
 
 
-def test_an_unknown_model_is_named_with_those_there_are() -> None:
+def test_an_unknown_model_is_refused_with_the_list_of_models() -> None:
     with pytest.raises(ValueError, match="'FM'; the models are DeepFM, WideDeep, DNN, PNN, DCN"):
         models.build("FM", SMALL, 0)

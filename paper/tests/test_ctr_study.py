@@ -74,7 +74,7 @@ def test_every_experiment_summarizes_and_draws_its_results(name: str, scale: Sca
     assert all(len(svg(figure, name, caption)) < 150_000 for caption, figure in figures.items())
 
 
-def test_a_loss_is_said_to_be_one() -> None:
+def test_a_worse_result_is_reported_as_worse() -> None:
     for name in TABLES:
         experiment = catalog.find(name)
         verdict = experiment.summary(results_of(experiment, Plan("full", 3), lambda spec: -gains(spec))).verdict
@@ -96,7 +96,7 @@ def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
     assert {r.spec.settings["batch"] for r in results} == {10_000}
 
 
-def test_the_paper_stands_beside_what_was_measured() -> None:
+def test_rows_contain_the_numbers_of_the_paper() -> None:
     rows = {}
     for name in TABLES:
         experiment = catalog.find(name)
@@ -114,7 +114,7 @@ def test_the_paper_stands_beside_what_was_measured() -> None:
     assert "±" in sgdm.noise_floor
 
 
-def test_noise_is_read_in_three_ways() -> None:
+def test_noisy_data_is_evaluated_at_three_choices_of_learning_rates() -> None:
     """Where the learning rate best on noisy data differs, all three readings have rates of their own."""
     experiment = catalog.find("tab-criteo-noise")
 
@@ -135,7 +135,7 @@ def test_noise_is_read_in_three_ways() -> None:
     assert not summary.warnings
 
 
-def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
+def test_a_grid_is_extended_until_the_best_rate_is_inside() -> None:
     experiment = catalog.find("tab-ablation-criteo")
 
     def gain(spec: RunSpec, best: float) -> float:
@@ -159,7 +159,7 @@ def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
         assert any("at an end of the grid" in warning for warning in warnings) == (best > 1000)
 
 
-def test_a_row_costs_what_its_own_runs_cost() -> None:
+def test_the_cost_of_a_row_is_that_of_its_runs() -> None:
     experiment = catalog.find("tab-criteo-noise")
     results = results_of(experiment, Plan("full", 3), lambda c: 5.0 * (c.settings["noise"] > 0 and c.lr == 5e-3))
     seconds = {row.label: row.seconds for row in experiment.summary(results).rows}
@@ -169,7 +169,7 @@ def test_a_row_costs_what_its_own_runs_cost() -> None:
     assert seconds["lost by noise, mean of the models, lr best on clean data"] == 2 * 2 * 3 * 5
 
 
-def test_only_all_of_criteo_is_the_papers_run() -> None:
+def test_only_the_complete_criteo_file_is_the_papers_setting() -> None:
     spec = study.spec(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
 
     def about(rows: str, lines: int | None) -> str:
@@ -193,7 +193,7 @@ def test_a_mean_over_models_counts_a_divergence() -> None:
     assert row.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
 
 
-def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
+def test_experiments_share_runs_and_compute_them_in_the_same_way() -> None:
     experiments = [catalog.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
     assert len({experiment.version for experiment in experiments}) == 1
@@ -203,7 +203,7 @@ def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
     assert {c.condition for c in specs["tab-criteo-noise"] - specs["tab-criteo"]} == {study.NOISY}
 
 
-def test_other_data_is_another_cell() -> None:
+def test_other_data_gives_another_run_spec() -> None:
     one, other = (study.spec(Plan("quick", 1, rows=rows), "DNN", "Adam", 1e-3, study.TABLE, 0) for rows in (None, 3000))
     assert one.data != other.data
     assert "3,000 rows" in other.data
@@ -217,7 +217,7 @@ CONDITIONS = [study.TABLE, study.TABLE_NOISY, study.STREAMS[1]]
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
-def test_a_cell_gives_the_same_outcome_each_time(condition: study.Condition) -> None:
+def test_a_run_gives_the_same_outcome_each_time(condition: study.Condition) -> None:
     spec = study.spec(Plan("quick", 1, rows=4000), "DeepFM", "CAdam", 1e-2, condition, 0)
     first, again = runs.compute(spec), runs.compute(spec)
     assert first.metrics == again.metrics
@@ -275,7 +275,7 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
     assert "unknown: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
 
 
-def test_looking_at_results_never_reads_the_users_file(
+def test_list_and_report_do_not_read_the_users_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If the preprocessed ids are gone, the command that restores them is printed; then the results are found again."""
@@ -305,7 +305,7 @@ def test_looking_at_results_never_reads_the_users_file(
     assert "done (quick, 1 seeds)" in capsys.readouterr().out
 
 
-def test_reading_the_users_file_can_be_stopped(
+def test_reading_the_users_file_can_be_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> None:

@@ -106,7 +106,7 @@ def test_runs_are_paired_and_repeat_to_the_bit() -> None:
     assert not same(cadam_, train_epoch(task(seed=4), CLICKS, CPU))
 
 
-def test_a_run_leaves_the_random_numbers_of_others_alone() -> None:
+def test_a_run_does_not_change_the_global_random_state() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     train_epoch(task(), CLICKS, CPU)
@@ -114,7 +114,7 @@ def test_a_run_leaves_the_random_numbers_of_others_alone() -> None:
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_scores_are_of_all_rows_in_clean_data() -> None:
+def test_scores_cover_all_rows_without_noise() -> None:
     """Noise is for training only, and the last batch counts though it is shorter."""
     what = task(noise=0.1, batch=70)
     record = train_epoch(what, CLICKS, CPU)
@@ -171,7 +171,7 @@ def test_a_run_that_diverges_has_no_scores() -> None:
     assert np.isnan(record.scores["test"].auc)
 
 
-def test_filling_a_batch_asks_for_no_value() -> None:
+def test_filling_a_batch_does_not_synchronize_with_the_device() -> None:
     """Which tensors without data do not have: a CUDA graph can hold it."""
     feed = Generated(rows=5000, vocabulary=[50] * 39, drift="hours").feed("train", 100, device=CPU, noise=0.01)
     assert feed.order is not None
@@ -186,7 +186,7 @@ def test_filling_a_batch_asks_for_no_value() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("model", models.MODELS)
 @pytest.mark.parametrize("optimizer", ["CAdam", "AmsGrad"])
-def test_a_graph_gives_the_curve_of_the_plain_loop(model: str, optimizer: str) -> None:
+def test_a_graph_gives_the_curve_of_eager_execution(model: str, optimizer: str) -> None:
     device = torch.device("cuda")
     what = task(optimizer, model, max_norm=0.05)
     plain, graph = (train_epoch(what, CLICKS, device, graph=graph) for graph in (False, True))

@@ -29,17 +29,17 @@ def batches(**settings: float) -> tuple[stream.ClickStream, np.ndarray]:
     return made, np.concatenate([made.batch()[1] for _ in range(200)])
 
 
-def test_arms_meet_the_same_events_and_the_same_first_prediction() -> None:
+def test_optimizers_get_the_same_events_and_the_same_first_prediction() -> None:
     adam, cadam = (stream.compute(spec(arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
     assert adam.metrics["auc"] == pytest.approx(cadam.metrics["auc"], abs=1e-6)
 
 
-def test_mistakes_flip_the_given_share() -> None:
+def test_label_noise_flips_the_configured_share() -> None:
     clean, noisy = batches(mistakes=0.0)[1], batches(mistakes=0.25)[1]
     assert np.mean(clean != noisy) == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_stream_can_be_learned_and_a_change_costs() -> None:
+def test_the_stream_can_be_learned_and_a_sudden_shift_costs_auc() -> None:
     steady = stream.compute(spec("Adam", batches=300, change_every=1000, drift=0.0, mistakes=0.0, warm_up=200))
     assert steady.metrics["auc"] > 0.65
     changed = stream.compute(spec("Adam", batches=300, change_every=200, drift=0.0, mistakes=0.0, warm_up=200))

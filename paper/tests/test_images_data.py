@@ -90,7 +90,7 @@ def pack(path: Path, folder: str, contents: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("form", [0, 1])
-def test_both_forms_packed_or_not_give_the_same_images(
+def test_all_formats_give_the_same_images(
     files: dict[str, dict[str, bytes]], tmp_path: Path, form: int, packed: bool
 ) -> None:
     version = data.VERSIONS[form]
@@ -131,7 +131,7 @@ def test_a_file_that_is_not_there_is_named(files: dict[str, dict[str, bytes]], t
         data.read_cifar10(tmp_path)
 
 
-def test_an_archive_that_was_cut_short_is_named(files: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+def test_a_truncated_archive_is_reported(files: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     version = data.VERSIONS[0]
     archive = pack(tmp_path / version.archive, version.folder, files[version.folder])
     archive.write_bytes(archive.read_bytes()[:-2000])
@@ -149,7 +149,9 @@ def test_a_pickle_that_calls_functions_is_refused(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "touched").exists()
 
 
-def test_nothing_there_says_what_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_data_set_is_reported_with_the_expected_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"cifar-10-binary\.tar\.gz"):
         data.read_cifar10(tmp_path)
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
@@ -159,7 +161,7 @@ def test_nothing_there_says_what_is_looked_for(tmp_path: Path, monkeypatch: pyte
     assert "python -m cadam_paper.images.data" in missing
 
 
-def test_an_option_is_no_folder(tmp_path: Path) -> None:
+def test_an_option_is_not_accepted_as_a_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cadam_paper.images.data", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "usage: python -m cadam_paper.images.data FOLDER" in done.stderr
@@ -204,7 +206,7 @@ def test_digits_are_real_and_split() -> None:
     assert images.train.max() > 200
 
 
-def test_without_scikit_learn_digits_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\./paper\[images\]'"):
         data.read_digits()

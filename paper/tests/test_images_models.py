@@ -24,7 +24,7 @@ SMALL = [name for name in models.MODELS if name.startswith("small")]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_seed_gives_the_same_weights_and_leaves_the_generator_alone(name: str) -> None:
+def test_a_seed_determines_the_weights_and_preserves_the_random_state(name: str) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, second, other = (models.build(name, 1, 10, seed).state_dict() for seed in (3, 3, 4))

@@ -31,7 +31,7 @@ def results(best: dict[str, float], seeds: int = 3, found: Results | None = None
     )
 
 
-def test_both_arms_meet_every_rate_condition_and_seed() -> None:
+def test_both_optimizers_run_at_every_rate_condition_and_seed() -> None:
     specs = EXPERIMENT.run_specs(EXPERIMENT.plan("full"), Results())
     assert len(specs) == len(set(specs)) == 2 * 5 * 4 * 5
     assert {spec.settings["epochs"] for spec in specs} == {30}
@@ -56,7 +56,7 @@ def test_without_results_no_extension_of_the_grid_is_expected() -> None:
     assert runner.later_specs(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
 
 
-def test_the_grid_grows_until_it_holds_the_best_rate() -> None:
+def test_the_grid_is_extended_until_the_best_rate_is_inside() -> None:
     best = {"Adam": 1e-5, "CAdam": 1e-3}
     found = results(best)
     for rate in (1e-5, 3e-6):
@@ -67,7 +67,7 @@ def test_the_grid_grows_until_it_holds_the_best_rate() -> None:
     assert not EXPERIMENT.summary(found).warnings
 
 
-def test_every_pair_and_model_names_cells_that_no_other_one_has() -> None:
+def test_every_pair_and_model_has_runs_that_no_other_has() -> None:
     named = [
         spec
         for name in ("fig-rates", "fig-rates-amsgrad", "fig-rates-sgdm", "fig-rates-resnet")
@@ -76,7 +76,7 @@ def test_every_pair_and_model_names_cells_that_no_other_one_has() -> None:
     assert len(named) == len(set(named)) == 200 + 120 + 120 + 72
 
 
-def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:
+def test_a_best_rate_at_an_end_of_the_grid_gives_a_warning() -> None:
     warnings = EXPERIMENT.summary(results({"Adam": 3e-5, "CAdam": 1e-3})).warnings
     assert len(warnings) == len(rates.CONDITIONS)
     assert all("Adam" in text and "3e-05" in text for text in warnings)

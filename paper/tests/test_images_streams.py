@@ -28,7 +28,7 @@ def test_an_epoch_shows_samples_at_most_once_in_a_new_order() -> None:
 
 
 @pytest.mark.parametrize("stream", [CLEAN, sudden(20), continuous(0.5), noisy(40), augmented(), sudden(20) + noisy(10)])
-def test_a_seed_gives_the_same_schedule_and_others_give_others(stream: Stream) -> None:
+def test_a_seed_determines_the_schedule(stream: Stream) -> None:
     first, again, other = schedule(stream, 1), schedule(stream, 1), schedule(stream, 2)
     for name in ("order", "angle", "labels", "flip", "shift"):
         assert np.array_equal(getattr(first, name), getattr(again, name))
@@ -36,7 +36,7 @@ def test_a_seed_gives_the_same_schedule_and_others_give_others(stream: Stream) -
     assert np.array_equal(first.order, schedule(CLEAN, 1).order)
 
 
-def test_tests_tuning_and_repeats_meet_other_orders_and_other_noise() -> None:
+def test_test_tuning_and_repeat_seeds_have_different_orders_and_noise() -> None:
     """Else learning rates would be chosen by the runs that they are tested in, and A/A compare a run with itself."""
     starts = [Plan("full", 1).test_seeds()[0], tuning_seeds(1)[0], Plan("full", 1).repeat_seeds()[0]]
     assert starts == [0, 10_000, 20_000]
@@ -45,7 +45,7 @@ def test_tests_tuning_and_repeats_meet_other_orders_and_other_noise() -> None:
             assert not np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
-def test_sudden_turns_at_every_epoch_and_continuous_at_every_step() -> None:
+def test_sudden_shift_rotates_at_every_epoch_and_continuous_shift_at_every_step() -> None:
     assert schedule(sudden(20)).angle.reshape(EPOCHS, -1).tolist() == [[20.0 * e] * STEPS for e in range(EPOCHS)]
     assert np.allclose(schedule(continuous(0.5)).angle, 0.5 * np.arange(EPOCHS * STEPS))
     both = schedule(sudden(20) + continuous(0.5)).angle
@@ -63,7 +63,7 @@ def test_noise_replaces_the_labels_of_different_batches_in_each_epoch() -> None:
     assert counts.max() < 1100
 
 
-def test_changes_do_not_feel_each_other() -> None:
+def test_changes_do_not_influence_each_other() -> None:
     assert np.array_equal(schedule(sudden(60) + noisy(40)).labels, schedule(noisy(40)).labels)
     twice = schedule(noisy(40) + noisy(40)).labels
     assert (twice != TRUE_LABEL).sum() > (schedule(noisy(40)).labels != TRUE_LABEL).sum()
@@ -80,7 +80,7 @@ def test_a_stream_is_written_and_read_back(stream: Stream) -> None:
     assert streams.parse(str(stream)) == stream
 
 
-def test_no_strength_is_no_change() -> None:
+def test_strength_zero_is_no_change() -> None:
     assert sudden(0) == continuous(0) == noisy(0) == CLEAN
     assert str(CLEAN) == "clean"
 

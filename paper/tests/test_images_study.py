@@ -87,7 +87,7 @@ def test_every_experiment_summarizes_and_draws_its_results(name: str, scale: Sca
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
+def test_the_runs_after_tuning_can_be_estimated(name: str) -> None:
     """But for runs without any change that conditions share, which depends on the rates."""
     experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan("full"))
@@ -98,7 +98,7 @@ def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
     assert {experiment.weight(result.spec) for result in whole} == {10.0, 30.0}
 
 
-def test_a_loss_is_said_to_be_one() -> None:
+def test_a_worse_result_is_reported_as_worse() -> None:
     experiment = catalog.find("fig-continuous")
     results = results_of(experiment, experiment.plan("full"), lambda spec: -1 - 0.1 * math.cos(spec.seed))
     assert "less accurate at continuous 0°, continuous 0.5°" in experiment.summary(results).verdict
@@ -120,7 +120,7 @@ def test_the_paper_s_numbers() -> None:
     assert expected == study.PAPER
 
 
-def test_the_paper_stands_beside_the_ablation() -> None:
+def test_the_ablation_contains_the_numbers_of_the_paper() -> None:
     table = catalog.find("tab-ablation-images")
     rows = table.summary(results_of(table, table.plan("full"), lambda spec: 0.0)).rows
     papers = {(row.label.split()[0], row.label.split(": ")[1].split()[2].rstrip(",")): row.reference for row in rows}
@@ -146,7 +146,7 @@ def test_both_arms_use_the_rate_that_is_best_for_adam() -> None:
 
 
 @pytest.mark.parametrize("name", ["fig-sudden", "fig-sudden-detail", "tab-ablation-images", "tab-image-rates"])
-def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
+def test_a_rate_at_the_end_of_the_grid_gives_a_warning(name: str) -> None:
     def highest(spec: RunSpec) -> float:
         return (study.SGDM_GRIDS if "SGDM" in spec.optimizer else study.GRIDS)["full"][-1]
 
@@ -156,7 +156,7 @@ def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
     assert any(text.startswith("sudden: Adam") and "highest of its grid" in text for text in warnings)
 
 
-def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
+def test_experiments_that_share_runs_compute_them_in_the_same_way() -> None:
     experiments = [catalog.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
     assert len({experiment.version for experiment in experiments}) == 1
@@ -176,7 +176,7 @@ def clean(specs: set[RunSpec]) -> set[RunSpec]:
     return {spec for spec in specs if spec.condition == "clean"}
 
 
-def test_experiments_share_specs() -> None:
+def test_experiments_share_runs() -> None:
     specs = cells_by_name(middle)
     assert specs["fig-sudden-detail"] < specs["fig-sudden"]
     assert len(clean(specs["fig-sudden"])) == 6
@@ -316,7 +316,7 @@ def test_the_noise_floor_of_the_ablation_is_that_of_each_baseline() -> None:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "last_accuracy"])
-def test_the_noise_floor_beside_rates_is_that_of_adam_at_its_own(metric: str) -> None:
+def test_the_noise_floor_of_the_rate_table_is_that_of_adam_at_its_best_rate(metric: str) -> None:
     """CAdam is ahead by 5 and spreads more; other metrics are as made up, and have other floors."""
 
     def values(spec: RunSpec) -> float | None:
@@ -345,7 +345,7 @@ def ahead(strengths: tuple[float, ...], condition: str, spec: RunSpec) -> float 
     return 70 + 3 * spec.seed + (of_five[spec.seed] if spec.optimizer == "CAdam" else 0)
 
 
-def test_the_gain_while_turning_against_that_without() -> None:
+def test_the_gain_under_shift_is_compared_with_the_gain_without() -> None:
     strengths = study.CONDITIONS["sudden"].strengths["full"]
     summary = told("fig-sudden", lambda spec: ahead(strengths, "sudden ", spec))
     (row,) = (row for row in summary.rows if row.label.startswith("CAdam's gain at 20 to 80° against that at 0°"))
@@ -394,7 +394,7 @@ def test_cadam_with_noise_against_adam_without_at_the_end() -> None:
 # From a run to its outcome -------------------------------------------------------------------------------------
 
 
-def test_what_becomes_of_a_record() -> None:
+def test_the_outcome_of_a_record() -> None:
     spec = study.spec(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0, window=20)
     accuracy = np.full(3 * 80, 0.8)
     accuracy[80:110] = 0.2
@@ -426,7 +426,7 @@ def test_recovery_is_counted_from_the_shift() -> None:
     assert runs.recovery_steps(np.full(2 * steps, 0.8), steps).tolist() == [0]
 
 
-def test_a_run_that_left_the_numbers_has_no_accuracy() -> None:
+def test_a_diverged_run_has_no_accuracy() -> None:
     spec = study.spec(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0)
     record = Record(np.array([1.0, np.nan] * 4), np.full(8, 0.5), np.full(8, 0.6), np.full(2, 0.1))
     metrics = runs.outcome(spec, record, 4).metrics
@@ -436,7 +436,7 @@ def test_a_run_that_left_the_numbers_has_no_accuracy() -> None:
     assert fine["accuracy"] == pytest.approx(10)
 
 
-def test_a_gpu_cell_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_run_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     spec = study.spec(Plan("full", 1), "vgg", "Adam", 1e-3, streams.CLEAN, 0)
     with pytest.raises(RuntimeError, match=r"needs a CUDA device.*--quick runs on the CPU"):
@@ -493,7 +493,7 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_side_by_side_stores_each_run_when_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_runs_are_stored_as_soon_as_they_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: killed on the way, only what was in work is lost, and nothing that was done is done again."""
     monkeypatch.setattr(runs, "LANES", 2)
     experiment = catalog.find("fig-sudden-detail")
@@ -525,7 +525,9 @@ def _until_killed(specs: Iterator[RunSpec]) -> Iterator[Finished]:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_failure_side_by_side_costs_the_cells_in_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_concurrent_runs_loses_only_unfinished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment = catalog.find("fig-sudden-detail")
     broken = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": _fails_at_first})
     monkeypatch.setattr(catalog, "find", lambda name: broken)
@@ -555,7 +557,7 @@ def _fails_at_first(specs: Iterator[RunSpec]) -> Iterator[Finished]:
         ([0.7, *[0.6] * 9], "rises"),
     ],
 )
-def test_what_alignment_does_at_shifts(after: list[float], verdict: str) -> None:
+def test_the_alignment_ratio_around_shifts(after: list[float], verdict: str) -> None:
     experiment = catalog.find("fig-sudden-detail")
     plan = experiment.plan("quick")
     results = results_of(experiment, plan, lambda spec: 2 + 0.1 * math.cos(spec.seed))

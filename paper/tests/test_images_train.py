@@ -47,14 +47,14 @@ def raw(run: Run, seen: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("quarter", [0, 1, 2, 3])
-def test_quarter_turns_are_exact(images: Images, quarter: int) -> None:
+def test_rotations_by_90_degrees_are_exact(images: Images, quarter: int) -> None:
     run = Run(task(), images)
     view = torch.from_numpy(train.rotations(np.array([90.0 * quarter])))
     seen = raw(run, run.transform(images.train[:5], view))
     torch.testing.assert_close(seen, torch.rot90(images.train[:5], quarter, (2, 3)).float(), rtol=0, atol=1e-2)
 
 
-def test_corners_are_black_when_turned_by_half_a_quarter(images: Images) -> None:
+def test_corners_are_black_after_a_rotation_by_45_degrees(images: Images) -> None:
     run = Run(task(), images)
     white = torch.full_like(images.train[:2], 255)
     seen = raw(run, run.transform(white, torch.from_numpy(train.rotations(np.array([45.0])))))
@@ -62,7 +62,7 @@ def test_corners_are_black_when_turned_by_half_a_quarter(images: Images) -> None
     assert (seen[:, :, 4:6, 4:6] - 255).abs().max() < 1e-2
 
 
-def test_images_are_moved_mirrored_and_then_turned(images: Images) -> None:
+def test_images_are_translated_mirrored_and_then_rotated(images: Images) -> None:
     run = Run(task(augmented(2) + sudden(90), epochs=2), images)
     schedule, step = run.schedule, run.schedule.steps_per_epoch
     index = torch.from_numpy(schedule.order[step])
@@ -90,7 +90,7 @@ def test_a_run_learns_and_records_every_step(images: Images) -> None:
     assert 0.4 < record.alignment[5:].min() <= record.alignment[5:].max() < 0.9
 
 
-def test_the_step_is_the_plain_one(images: Images) -> None:
+def test_the_step_equals_a_plain_torch_step(images: Images) -> None:
     """Each step against one written out, with its data taken by hand, from where the run stands before it."""
     run = Run(task(sudden(90) + noisy(30), epochs=2), images)
     twin = Run(task(epochs=2), images)
@@ -130,13 +130,13 @@ def test_the_step_is_the_plain_one(images: Images) -> None:
     assert record.test_accuracy[-1] == pytest.approx(right, abs=2 / 360)
 
 
-def test_test_images_in_batches_that_do_not_come_out_even(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_last_batch_of_test_images_is_evaluated(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = finish(Run(task(continuous(3)), images)).test_accuracy
     monkeypatch.setattr(train, "TEST_BATCH", 100)
     assert np.array_equal(finish(Run(task(continuous(3)), images)).test_accuracy, whole)
 
 
-def test_optimizers_meet_the_same_data_and_weights(images: Images) -> None:
+def test_optimizers_get_the_same_data_and_weights(images: Images) -> None:
     records = [finish(Run(task(noisy(20), optimizer), images)) for optimizer in ("Adam", "CAdam", "CAdam")]
     assert records[0].loss[0] == records[1].loss[0]
     assert records[0].loss[-1] != records[1].loss[-1]
@@ -182,7 +182,7 @@ def turned_by_hand(batch: torch.Tensor, degrees: float, images: Images) -> torch
 
 
 @pytest.mark.parametrize(("stream", "angle"), [("sudden 37", lambda step: 37 * (step // 9)), ("continuous 11", 11)])
-def test_training_is_that_of_torch_adam_written_out(stream: str, angle: Callable[[int], float] | int) -> None:
+def test_training_equals_a_loop_with_torch_adam(stream: str, angle: Callable[[int], float] | int) -> None:
     """Nothing of the trainer: torch's Adam with the paper's options, images turned and normalized by hand."""
     images, steps, epochs = three_channels(), 300 // 32, 3
     what = Task("small VGG", "Adam", 3e-3, 5, parse(stream), epochs, batch=32, weight_decay=5e-4)
@@ -229,7 +229,7 @@ class Timed:
         pass
 
 
-def test_runs_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_runs_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     runs = [Timed(turns, clock) for turns in (2, 6, 3)]
@@ -240,7 +240,7 @@ def test_runs_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_runs_side_by_side_are_as_they_are_alone(images: Images, lanes: int) -> None:
+def test_concurrent_runs_equal_single_runs(images: Images, lanes: int) -> None:
     seeds = range(3)
     alone = {seed: finish(Run(task(seed=seed), images)) for seed in seeds}
     at_once, most = set(), 0
@@ -278,7 +278,7 @@ def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: boo
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_graph_gives_the_curve_of_the_plain_loop(images: Images, precision: train.Precision) -> None:
+def test_a_graph_gives_the_curve_of_eager_execution(images: Images, precision: train.Precision) -> None:
     there = images.to(torch.device("cuda"))
     what = Task("small VGG", "CAdam", 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
     plain, graph = (finish(Run(what, there, graph=graph)) for graph in (False, True))

@@ -70,7 +70,7 @@ def test_regrets_at_the_papers_settings() -> None:
         assert (round(adam[name], 2), round(cadam_[name], 2)) == expected
 
 
-def test_a_chase_is_what_autograd_and_one_parameter_give() -> None:
+def test_tracking_agrees_with_autograd_on_single_parameters() -> None:
     """One panel computed plainly: loss by autograd, one element, regret added up on the way."""
     starts, phases = np.array([0.3, -0.7]), np.array([0.0, 0.4])
     found = numerical.track_minima("CAdam", 0.5, [10, 40], starts, phases, 50)
@@ -106,7 +106,7 @@ def test_gradients_of_landscapes_are_autograds(name: str) -> None:
     assert landscape.value(*np.array(landscape.minimum)) == 0
 
 
-def test_the_noise_is_what_the_paper_says() -> None:
+def test_the_gradient_noise_is_that_of_the_paper() -> None:
     component, whole = np.moveaxis(numerical.noise(7, 200, 300), 1, 0)
     for factors in (component[..., 0], component[..., 1], whole[..., 0]):
         scaled = factors[factors != 1]
@@ -119,7 +119,7 @@ def test_the_noise_is_what_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("optimizer", numerical.ARMS)
-def test_runs_do_not_feel_each_other(optimizer: str) -> None:
+def test_runs_do_not_influence_each_other(optimizer: str) -> None:
     """Bit for bit, a run in a batch of odd size is the run alone, even beside one that diverges."""
     start = np.random.default_rng(0).uniform(-2, 2, 37)
     start[5] = 1e300
@@ -134,7 +134,7 @@ def test_runs_do_not_feel_each_other(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_cell_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str) -> None:
+def test_a_run_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str) -> None:
     experiment = EXPERIMENTS[name]
     spec = next(c for c in small(experiment) if c.optimizer == "CAdam")
     first, again, other = (experiment.compute(c) for c in (spec, spec, replace(spec, seed=spec.seed + 1)))
@@ -144,7 +144,7 @@ def test_a_cell_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_optimizers_meet_the_same_starts_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizers_get_the_same_starts_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under one seed, whatever the optimizer; under another seed, others."""
     seen: list[np.ndarray] = []
 
@@ -202,7 +202,7 @@ def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
         assert row.interval == ""
 
 
-def test_the_papers_start_and_random_starts_are_told_apart() -> None:
+def test_the_papers_start_and_random_starts_are_distinguished() -> None:
     """Worse from the paper's start, better from random ones: the headline says both."""
     found = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
     changed = []

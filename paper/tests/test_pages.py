@@ -100,7 +100,7 @@ def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[
     assert pages.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_what_is_not_known_is_what_the_claims_say_was_not_run() -> None:
+def test_the_unknowns_on_the_page_are_the_runs_missing_from_the_claims() -> None:
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
     unknown = page.partition("## What is not known")[2].partition("## Limits")[0]

@@ -34,7 +34,7 @@ BEFORE = "f09aa8e9cfb1167e36070801e3df73b209161bbd"
 STUDIES = sorted(path.stem for path in PUBLISHED.glob("*.parquet"))
 
 
-def test_no_published_study_has_gone() -> None:
+def test_no_published_study_was_removed() -> None:
     names = git("ls-tree", "--name-only", "HEAD", "results/").decode().split()
     assert {Path(name).stem for name in names if name.endswith(".parquet")} <= set(STUDIES)
 
@@ -71,7 +71,7 @@ def kept_before() -> dict[RunSpec, dict[str, Any]]:
     return found
 
 
-def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
+def test_the_archive_contains_every_result_of_the_former_json_files() -> None:
     kept = kept_before()
     assert len(kept) == 811
     archived = {
@@ -97,7 +97,7 @@ def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
         )
 
 
-def test_it_says_which_results_carry_the_hash_of_later_code() -> None:
+def test_results_with_the_hash_of_later_code_are_marked() -> None:
     """As docs/images.md and docs/streams.md count them."""
     images = [r for r in Archive(PUBLISHED).study("images").results() if r.provenance.code is not None]
     stamped = [r.spec.model for r in images if r.provenance.restamped]
@@ -106,7 +106,7 @@ def test_it_says_which_results_carry_the_hash_of_later_code() -> None:
     assert (fresh.count("VGG-16"), fresh.count("DenseNet-121"), len(fresh)) == (6, 27, 33)
 
 
-def test_every_published_row_says_where_it_comes_from() -> None:
+def test_every_published_row_has_its_provenance() -> None:
     for study in STUDIES:
         for found in Archive(PUBLISHED).study(study).results():
             assert (found.provenance.commit is None) != (found.provenance.code is None), found.spec
@@ -122,7 +122,7 @@ RECOMPUTED = [
 
 
 @pytest.mark.parametrize(("name", "place"), RECOMPUTED)
-def test_published_results_come_out_again(name: str, place: int) -> None:
+def test_published_results_are_reproduced(name: str, place: int) -> None:
     """Some cheap specs, computed anew by the code as it is, within the tolerance that the experiment states."""
     experiment = catalog.find(name)
     results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)

@@ -25,7 +25,7 @@ def write_ratings(path: Path, separator: str) -> None:
 
 
 @pytest.mark.parametrize("separator", ["::", "\t"])
-def test_ratings_are_read_in_the_order_of_time_from_the_file_that_is_named(
+def test_ratings_are_read_in_the_order_of_time_from_the_path_in_the_environment(
     separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CADAM_ML_1M", str(tmp_path / "any.name"))
@@ -37,9 +37,7 @@ def test_ratings_are_read_in_the_order_of_time_from_the_file_that_is_named(
     assert np.asarray(events.time).tolist() == [10, 10, 20, 30]
 
 
-def test_the_official_file_is_looked_for_below_the_folder_of_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_official_file_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CADAM_ML_1M", raising=False)
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"ratings\.dat.*CADAM_ML_1M"):
@@ -49,7 +47,7 @@ def test_the_official_file_is_looked_for_below_the_folder_of_data(
 
 
 @pytest.mark.parametrize("text", ["", "1::2::3\n", "1::2::six::4\n", "1::2::9::4\n"])
-def test_a_file_that_holds_no_ratings_is_named(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_ratings_file_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ratings.dat"
     path.write_text(text)
     monkeypatch.setenv("CADAM_ML_1M", str(path))
@@ -78,7 +76,7 @@ def plate_appearances(rows: list[int]) -> pa.Table:
     return pa.table(table).take(pa.array(rows))
 
 
-def test_plate_appearances_are_the_same_stream_in_whatever_order_games_are_written(
+def test_the_stream_of_plate_appearances_does_not_depend_on_the_order_of_games(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
@@ -128,19 +126,19 @@ def results(best: dict[str, float], ahead: float = 0.0, seeds: int = 4) -> Resul
     return Results(list(found.values()))
 
 
-def test_both_arms_meet_every_rate_under_every_seed_and_share_cells_with_the_ab() -> None:
+def test_both_optimizers_run_at_every_rate_and_seed_and_share_runs_with_the_ab() -> None:
     specs = EXPERIMENT.run_specs(EXPERIMENT.plan("full"), Results())
     assert len(specs) == len(set(specs)) == 2 * 6 * 6
     assert {(spec.experiment, spec.condition) for spec in specs} == {("ab-retrosheet", "as it is")}
 
 
-def test_the_grid_grows_until_the_best_rate_of_each_arm_is_inside() -> None:
+def test_the_grid_is_extended_until_the_best_rate_of_each_optimizer_is_inside() -> None:
     rates = sorted({result.spec.lr for result in results({"Adam": 1e-4, "CAdam": 0.3})})
     assert rates == [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0]
     assert not EXPERIMENT.summary(results({"Adam": 1e-4, "CAdam": 0.3})).warnings
 
 
-def test_best_against_best_and_at_one_rate_have_verdicts_of_their_own() -> None:
+def test_own_best_rates_and_a_common_rate_have_separate_verdicts() -> None:
     found = results({"Adam": 3e-3, "CAdam": 1e-2})
     kinds = {name: verdict.kind for name, verdict in EXPERIMENT.summary(found).verdicts.items()}
     assert kinds == {

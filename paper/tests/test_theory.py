@@ -140,7 +140,7 @@ class Ascending(Mutant):
         (Tripled, "step", 2.0),
     ],
 )
-def test_a_mutant_breaks_a_lemma(mutant: type[cadam.Optimizer], lemma: str, factor: float) -> None:
+def test_a_modified_optimizer_violates_a_lemma(mutant: type[cadam.Optimizer], lemma: str, factor: float) -> None:
     @settings(examples(400), phases=[Phase.generate])
     @given(problem=problems())
     def holds(problem: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def test_a_mutant_breaks_a_lemma(mutant: type[cadam.Optimizer], lemma: str, fact
         holds()
 
 
-def test_the_printed_step_bound_does_not_notice_a_doubled_step() -> None:
+def test_the_printed_step_bound_does_not_detect_a_doubled_step() -> None:
     """Its factor of 2 is never used: the proof gives alpha G/eps."""
 
     @examples(150)
@@ -162,7 +162,7 @@ def test_the_printed_step_bound_does_not_notice_a_doubled_step() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "breaks"), [(cadam.CAdam, True), (cadam.Adam, False)])
-def test_one_gradient_of_the_wrong_sign_breaks_descent_for_cadam_only(
+def test_one_gradient_of_the_wrong_sign_violates_descent_for_cadam_only(
     optimizer: type[cadam.Optimizer], breaks: bool
 ) -> None:
     """1 - cos x near pi/2, a slope of 1. One flip in 20 leaves mhat right, but the mask asks the flipped gradient."""
@@ -182,7 +182,7 @@ def test_one_gradient_of_the_wrong_sign_breaks_descent_for_cadam_only(
 
 
 @pytest.mark.parametrize("name", MEETING)
-def test_functions_are_as_smooth_as_they_say(name: str) -> None:
+def test_functions_have_their_stated_smoothness(name: str) -> None:
     """Gradients are the derivatives, Hessians at most l0 + lrho |gradient|^rho, and starts' gradients at most G."""
     function = theory.FUNCTIONS[name]
     rng = np.random.default_rng(0)

@@ -128,6 +128,6 @@ def _hexadecimal() -> Array:
     """Return the four hexadecimal digits of every number below 65536, as the bytes of a little-endian integer."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8).astype(np.uint64)
     numbers = np.arange(1 << 16)
-    characters = [digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4)]
+    characters = [digits[numbers >> (12 - 4 * digit) & 15] << np.uint64(8 * digit) for digit in range(4)]
     texts: Array = np.bitwise_or.reduce(characters)
     return texts

@@ -27,7 +27,7 @@ def offsets(vocabulary: Sequence[int]) -> list[int]:
     return [0, *accumulate(vocabulary)][:-1]
 
 
-def scaled(share: float) -> tuple[int, ...]:
+def scale_vocabulary(share: float) -> tuple[int, ...]:
     """Return a smaller vocabulary: the given share of each field, but at least 100 ids or the size of the field."""
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")

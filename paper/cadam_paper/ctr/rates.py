@@ -39,12 +39,14 @@ CAPTION = (
 )
 
 
-def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
+def run_specs(plan: Plan, results: Results) -> list[RunSpec]:
     """List the runs of both optimizers at every learning rate, condition and seed."""
     named: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
-        here, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
-        named += rate_pairs.extended_specs(study.GRIDS[plan.scale], here, curves, found.where(condition=condition.name))
+        specs, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
+        named += rate_pairs.extended_specs(
+            study.GRIDS[plan.scale], specs, curves, results.where(condition=condition.name)
+        )
     return named
 
 

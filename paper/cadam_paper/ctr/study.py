@@ -173,7 +173,7 @@ def tuning_specs(
         curves = partial(_tuning_curves, model, arms, condition)
         tuning = results.tuning().where(model=model, condition=condition.name)
         of_arms = rate_pairs.extended_specs(grid, partial(specs, tuning_seeds(1)), curves, tuning)
-        rates = sorted({each.lr for each in of_arms})
+        rates = sorted({spec.lr for spec in of_arms})
         if len(rates) > len(grid) and tuning.has(of_arms):
             of_arms = rate_pairs.extended_specs(rates, partial(specs, tuning_seeds(3)), curves, tuning)
         named += of_arms
@@ -241,7 +241,7 @@ def readings(results: Results) -> dict[str, Rates]:
 
 
 def noise_specs(plan: Plan, results: Results) -> list[RunSpec]:
-    tuning = [each for c in (TABLE, TABLE_NOISY) for each in tuning_specs(plan, ARMS, c, results)]
+    tuning = [spec for c in (TABLE, TABLE_NOISY) for spec in tuning_specs(plan, ARMS, c, results)]
     if not results.has(tuning):
         return tuning
     specs = [*tuning, *test_specs(plan, chosen(results, ARMS, TABLE), TABLE, ("Adam",))]
@@ -263,11 +263,11 @@ STREAMED = ("DeepFM",)
 
 def stream_specs(plan: Plan, results: Results) -> list[RunSpec]:
     conditions = [STREAM] if plan.data else STREAMS
-    tuning = [each for condition in conditions for each in tuning_specs(plan, ARMS, condition, results, STREAMED)]
+    tuning = [spec for condition in conditions for spec in tuning_specs(plan, ARMS, condition, results, STREAMED)]
     if not results.has(tuning):
         return tuning
     tests = [test_specs(plan, chosen(results, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
-    return [*tuning, *(each for specs in tests for each in specs)]
+    return [*tuning, *(spec for specs in tests for spec in specs)]
 
 
 # Tables -------------------------------------------------------------------------------------------------

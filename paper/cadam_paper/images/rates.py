@@ -59,13 +59,13 @@ class Curves:
         return GRIDS[self.arms[1]][scale] if self.family == "vgg" else FEWER[scale]
 
 
-def run_specs(plan: Plan, found: Results, curves: Curves) -> list[RunSpec]:
+def run_specs(plan: Plan, results: Results, curves: Curves) -> list[RunSpec]:
     """List the runs of both optimizers at every learning rate, condition and seed."""
     named: list[RunSpec] = []
     for stream in CONDITIONS.values():
-        here = partial(_specs, plan, curves, stream)
+        specs = partial(_specs, plan, curves, stream)
         named += rate_pairs.extended_specs(
-            curves.grid(plan.scale), here, partial(_curves, curves=curves), _under(found, stream)
+            curves.grid(plan.scale), specs, partial(_curves, curves=curves), _under(results, stream)
         )
     return named
 

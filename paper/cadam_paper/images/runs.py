@@ -94,8 +94,8 @@ def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
 
 def averaged(curve: Array, window: int) -> Array:
     """Average a curve over consecutive windows of steps. An incomplete last window is dropped."""
-    whole = len(curve) // window * window
-    return np.asarray(curve[:whole].reshape(-1, window).mean(1))
+    length = len(curve) // window * window
+    return np.asarray(curve[:length].reshape(-1, window).mean(1))
 
 
 def recovery_steps(accuracy: Array, steps_per_epoch: int) -> Array:

@@ -231,7 +231,7 @@ def detail_specs(plan: Plan, results: Results) -> list[RunSpec]:
 def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
     """List the tuning runs of each optimizer without confidence; then the runs of each pair at the chosen rates."""
     bases = [base for _, base in PAIRS]
-    tuning = [each for c in CONDITIONS.values() for each in tuning_specs(plan, "vgg", c, bases)]
+    tuning = [spec for c in CONDITIONS.values() for spec in tuning_specs(plan, "vgg", c, bases)]
     if not results.has(tuning):
         return tuning
     specs = list(tuning)
@@ -246,7 +246,7 @@ def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
 
 def rates_specs(plan: Plan, results: Results, family: str) -> list[RunSpec]:
     """List the tuning runs of both optimizers; then Adam at its best rate, and CAdam at both best rates."""
-    tuning = [each for condition in CONDITIONS.values() for each in tuning_specs(plan, family, condition, ARMS)]
+    tuning = [spec for condition in CONDITIONS.values() for spec in tuning_specs(plan, family, condition, ARMS)]
     if not results.has(tuning):
         return tuning
     specs = list(tuning)
@@ -517,7 +517,7 @@ def compared_at(
 
 def rates_summary(results: Results) -> Summary:
     rows, warnings, labels = [], [], []
-    same, own = [], []
+    at_common_rate, at_own_rates = [], []
     for condition in CONDITIONS.values():
         rates = own_rates(results, condition)
         label = condition.label(condition.reference)
@@ -527,13 +527,13 @@ def rates_summary(results: Results) -> Summary:
                 comparison = compared_at(results, condition, {**rates, "CAdam": lr}, metric)
                 words = f"{label}: {MEASURES[metric]}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
                 rows.append(_row(words, "", comparison, part))
-        same.append(compared_at(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
-        own.append(compared_at(results, condition, rates))
+        at_common_rate.append(compared_at(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
+        at_own_rates.append(compared_at(results, condition, rates))
         labels.append(label)
         warnings += _tuning_warnings(results, condition, ARMS)
     verdict = (
-        f"{disclaimer(results)}Each at its own best rate: {_describe_by_verdict(own, labels)} "
-        f"Both at Adam's: {_describe_by_verdict(same, labels)}"
+        f"{disclaimer(results)}Each at its own best rate: {_describe_by_verdict(at_own_rates, labels)} "
+        f"Both at Adam's: {_describe_by_verdict(at_common_rate, labels)}"
     )
     return Summary(verdict, rows, warnings)
 
@@ -645,11 +645,11 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
 def rates_figures(results: Results) -> dict[str, Figure]:
     figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4, sharey=True)
     for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
-        own = own_rates(results, condition)
-        for x, rates in enumerate((dict.fromkeys(ARMS, own["Adam"]), own)):
+        best = own_rates(results, condition)
+        for x, rates in enumerate((dict.fromkeys(ARMS, best["Adam"]), best)):
             _draw_difference(panel, x, compared_at(results, condition, rates).difference)
         panel.axhline(0, color=palette.MUTED, lw=0.8)
-        names = [f"both at Adam's rate,\n{own['Adam']:g}", f"each at its own,\n{own['CAdam']:g} and {own['Adam']:g}"]
+        names = [f"both at Adam's rate,\n{best['Adam']:g}", f"each at its own,\n{best['CAdam']:g} and {best['Adam']:g}"]
         panel.set_xticks(range(2), names)
         panel.set(title=condition.label(condition.reference), xlim=(-0.5, 1.5))
     axes[0, 0].set_ylabel("points of accuracy gained")
