@@ -72,7 +72,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared_arguments(parser)
-    parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names of experiments (see `cadam list`), or all")
     _scale_arguments(parser, default="--quick")
     parser.add_argument("--data", type=Path, metavar="PATH", help="your own data, such as Criteo's train.txt")
     parser.add_argument("--rows", type=positive_int, metavar="N", help="number of rows to use (default: all)")
@@ -81,7 +81,7 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=positive_int, metavar="N", help="number of worker processes (default: chosen automatically)"
     )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print verdicts and tables as JSON, and nothing else")
+    output.add_argument("--json", action="store_true", help="print only the verdicts and tables, as JSON")
     output.add_argument("--quiet", action="store_true", help="print only errors")
 
 
@@ -104,7 +104,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared_arguments(parser)
-    parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names of experiments (see `cadam list`)")
     _scale_arguments(parser, default="what was last run")
     parser.add_argument("--dirty", action="store_true", help="also archive results computed by uncommitted code")
 

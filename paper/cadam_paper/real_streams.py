@@ -207,7 +207,7 @@ def flights() -> Stream:
         "origin": t["origin"],
         "dest": t["dest"],
         "hour": t["sched_dep_time"] // 100,
-        "weekday": (days[rows] + 1) % 7,  # 2013 began on a Tuesday
+        "weekday": (days[rows] + 1) % 7,  # January 1, 2013 was a Tuesday, which is weekday 1
         "arrival": t["sched_arr_time"] // 100,
     }
     numbers = {"distance": t["distance"] / 1000}
