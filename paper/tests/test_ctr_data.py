@@ -705,7 +705,7 @@ def test_the_command_generates_a_file_and_does_not_overwrite_one(
     assert main.main(["criteo", str(tmp_path / "no" / "few.txt"), "--generate", "20"]) == 3
     assert not (tmp_path / "few.txt").exists()
     assert main.main(["criteo", str(tmp_path / "few.txt"), "--generate", "20", "--rows", "20"]) == 2
-    assert "leave --rows" in capsys.readouterr().err
+    assert "--generate cannot be combined with --rows" in capsys.readouterr().err
 
 
 def test_interrupted_generation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -803,7 +803,7 @@ def test_the_c_parser_is_compiled_into_the_users_cache_or_the_reason_is_returned
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "/nowhere/cc")
-    assert parsing.compiled.__wrapped__() == "$CC is '/nowhere/cc', which is not there"
+    assert "/nowhere/cc" in parsing.compiled.__wrapped__()
     monkeypatch.delenv("CC")
     if not isinstance(parsing.compiled.__wrapped__(), str):
         assert len(list((tmp_path / "cadam").glob("criteo-*.so"))) == 1
