@@ -803,7 +803,7 @@ def test_the_c_parser_is_compiled_into_the_users_cache_or_the_reason_is_returned
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "/nowhere/cc")
-    assert "/nowhere/cc" in parsing.compiled.__wrapped__()
+    assert "/nowhere/cc" in str(parsing.compiled.__wrapped__())
     monkeypatch.delenv("CC")
     if not isinstance(parsing.compiled.__wrapped__(), str):
         assert len(list((tmp_path / "cadam").glob("criteo-*.so"))) == 1
