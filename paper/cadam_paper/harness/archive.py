@@ -74,7 +74,7 @@ class Archive:
         return sum(map(len, by_study.values()))
 
     def _lock(self) -> FileLock:
-        """Return a lock for writing: a file is read, extended and replaced, and nobody may write in between."""
+        """Return a lock for writing: no other process may write while a file is read, extended and replaced."""
         self.root.mkdir(parents=True, exist_ok=True)
         return FileLock(self.root / ".lock")
 

@@ -1,7 +1,7 @@
 """The cache: results on the user's disk, one file per run, named by a hash of the run.
 
 The name covers the run spec, the version of its experiment, and the versions of cadam and torch. It does not cover the
-code: whoever changes what an experiment computes must increase its version.
+code: a change of what an experiment computes must increase its version.
 
 A file is either complete or absent, because it is written beside its final path, flushed to disk and renamed. It has
 a checksum of its content, and its name follows from its content, so a file that was truncated, edited or moved to the

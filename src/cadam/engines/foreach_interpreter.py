@@ -61,6 +61,7 @@ def _maximums_(x: list[Tensor], y: Any) -> None:
 
 
 def maximum(x: Tensor, y: Any) -> Tensor:
+    """Return the elementwise maximum of a tensor and a tensor or number."""
     return torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y)
 
 
@@ -127,6 +128,7 @@ class Routine:
 
 @cache
 def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...], numbers: bool) -> Routine:
+    """Compile an update into operations on registers: inputs, coefficients, constants and intermediate values."""
     program = in_place_program(update, buffers, coefficients, numbers)
     register: dict[Any, int] = {name: i for i, name in enumerate(("p", "g", *buffers, *coefficients))}
     constants: dict[int, float] = {}
@@ -351,6 +353,7 @@ class Counters:
             counts.data = row
 
     def add(self, slots: Sequence[ParamSlot], aligned: Tensor) -> None:
+        """Add one step to the counters of the slots; `aligned` has the number of aligned elements of each."""
         if len(slots) == len(self.rows):
             self.all += self.one
             self.all[:, 0] += aligned

@@ -34,7 +34,7 @@ HALVES = (torch.bfloat16, torch.float16)
 MANY = 1 << 24
 """Step counts up to which the distinct ones are found by marking them in an array instead of sorting."""
 NO_MEMORY = -2
-"""What the C functions return if memory runs out. Other results are -1 for success, or the position of a bad id."""
+"""The result of the C functions if memory runs out. Other results are -1 for success, or the position of a bad id."""
 
 
 class NativeRows(Engine):
