@@ -192,7 +192,7 @@ class TrainingStep:
 def _set_mode(module: nn.Module, training: bool) -> None:
     """Do the same as `module.train(training)`, which is slow because nn.Module intercepts every attribute."""
     if type(module).train is not nn.Module.train or "train" in module.__dict__:
-        module.train(training)  # the module overrides the method
+        module.train(training)  # the module has its own implementation of `train`
         return
     module.__dict__["training"] = training
     for child in module._modules.values():

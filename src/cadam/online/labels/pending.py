@@ -195,7 +195,9 @@ class PendingEvents:
             return
         self._release_resolved()
         needed = self.tail - self.head + count
-        if 2 * needed <= self.ring_size:  # a ring that is nearly full would have to be searched again soon
+        # A ring that is more than half full after the release grows nevertheless: otherwise the next calls would have
+        # to search it for resolved events again and again.
+        if 2 * needed <= self.ring_size:
             return
         size = max(2 * self.ring_size, needed, 1024)
         numbers = np.arange(self.head, self.tail)

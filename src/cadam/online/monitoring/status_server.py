@@ -193,7 +193,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         if line.endswith(b"\n"):
             server.status.add(line)
-    os._exit(0)  # does not wait for open connections
+    os._exit(0)  # ends the process without waiting for open connections
 
 
 if __name__ == "__main__":
