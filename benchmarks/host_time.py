@@ -27,7 +27,7 @@ import torch
 import cadam
 from cadam.engines import selection
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda import launch, step_replay
+from cadam.engines.cuda import launch, sparse_grad, step_replay
 from cadam.engines.cuda import sparse as cuda_rows
 from cadam.native import build
 
@@ -92,11 +92,11 @@ def pretend() -> None:
     engine.device = of_rows.device = "cpu"
     selection.ENGINES = (engine, of_rows, *selection.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
-    launch.missing_requirement, launch._direct = (lambda device: None), lambda: True
+    launch.missing_requirement, launch._has_known_launcher = (lambda device: None), lambda: True
     cuda.kernel = cuda_rows.kernel = lambda spec, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
     keys = launch.Launch(IdleKernel("keys"), {})
-    cuda_rows.make_keys = step_replay.make_keys = lambda in_bags: keys
+    sparse_grad.make_keys = step_replay.make_keys = lambda in_bags: keys
     step_replay.driver = IdleDriver
 
 

@@ -95,7 +95,7 @@ def dense() -> None:
 
 def huge() -> None:
     """Launches of their own, cut into chunks: three programs have whole ones, the fourth goes over the end."""
-    cuda.HUGE, cuda.HUGE_CODED = 1, (2048, 512, 72)
+    cuda.HUGE, cuda.HUGE_QUANTIZED = 1, cuda.QuantizedProgram(2048, 512, 72)
     compare(cadam.CAdam, False, (16, 500), moments="int8", weight_decay=0.01)
 
 

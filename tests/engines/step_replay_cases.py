@@ -27,7 +27,7 @@ from cadam.engines import row_layout, selection
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import sparse as cuda_rows
 from cadam.engines.cuda import step_replay
-from cadam.engines.cuda.sparse import Bags
+from cadam.engines.cuda.sparse_grad import Bags
 from cadam.native import tensor_snapshot, torch_symbols
 from cadam.optim.sparse_update import RowUpdate, complete, new_state
 from tests.engines.triton_interpreter import run_named
@@ -38,7 +38,7 @@ from tests.lazy_negation import lazily_negated
 engine, rows_engine = cuda.Cuda(), cuda_rows.CudaRows()
 engine.device = rows_engine.device = "cpu"
 selection.ENGINES = (engine, rows_engine, *(e for e in selection.ENGINES if e.name in ("rows", "eager")))
-cuda_rows.ELEMENTS = 32  # so that a few ids fill several tiles, and the interpreter is done soon
+cuda_rows.TILE_ELEMENTS = 32  # so that a few ids fill several tiles, and the interpreter is done soon
 
 
 class State:

@@ -25,7 +25,8 @@ from cadam.codegen.trace import Trace, Value
 from cadam.engines import selection
 from cadam.engines.base import RefusalKind
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda.sparse import CudaRows, Strides, _launches, check_ids
+from cadam.engines.cuda.sparse import CudaRows, RowStrides, _make_launches
+from cadam.engines.cuda.sparse_grad import check_ids
 from cadam.rules import RULES, Rule, Step
 from cadam.rules.defaults import defaults
 from tests.engines.triton_interpreter import interpreted, needs_triton, on_cuda
@@ -723,15 +724,15 @@ def test_numbers_reach_the_kernel_of_the_coefficients_as_all_of_their_bits() -> 
 
 
 @needs_triton
-@pytest.mark.parametrize("kind", ["rows", "seams"])
+@pytest.mark.parametrize("kind", ["within_tiles", "across_tiles"])
 def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) -> None:
     """Compiled for a device that need not be there."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     spec = KernelSpec.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
-    how = _launches(spec, (torch.float32,) * 3, 64, Strides(1, 1, 1, True), True, False, False, False, False, True)
-    launch = getattr(how, kind)
+    strides, flags = RowStrides(1, 1, 1, True), (True, False, False, False, False, True)
+    launch = getattr(_make_launches(spec, (torch.float32,) * 3, 64, strides, *flags), kind)
     kinds = {"keys": "*i32", "order": "*i64", "coefficients": "*fp64", "counts": "*i64"}
     kinds |= dict.fromkeys(("seed", "n", "rows", "width"), "i32")
     constants = {**launch.constants, "sources": None, "error": None, "found_inf": None}

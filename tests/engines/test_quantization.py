@@ -18,7 +18,7 @@ from cadam.codegen.kernel_spec import KernelSpec
 from cadam.engines import moment_state, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import storage_refusal
-from cadam.engines.cuda.sparse import Strides
+from cadam.engines.cuda.sparse import RowStrides
 from cadam.engines.resolved_group import ResolvedGroup
 from cadam.native import loader
 from cadam.rules import RULES, moment_storage
@@ -634,16 +634,16 @@ def test_kernels_are_told_how_rows_follow_each_other_and_of_words_only_where_cod
     state = {f"s_{name}": optimizer.state[param][name] for name in ("exp_avg", "exp_avg_sq")}
     state |= {f"e_{name[:-6]}": x for name, x in optimizer.state[param].items() if name.endswith("_scale")}
     size = state["s_exp_avg"].stride(0) * state["s_exp_avg"].itemsize
-    found = Strides.of(spec, state)
+    found = RowStrides.of(spec, state)
     if storage["moments"] == "bfloat16":
         assert found == (size // 2, 1, 1, width % 4 == 0)
     else:
         shared = size // 4 if "second_moment" in storage else 1
         assert found == (size, size, shared, True)
         odd = torch.zeros(31, size, dtype=torch.uint8).flatten()[1:].as_strided((30, width), (size, 1))
-        assert not Strides.of(spec, {**state, "s_exp_avg": odd}).by_four
+        assert not RowStrides.of(spec, {**state, "s_exp_avg": odd}).is_aligned
     apart = {name: x.clone(memory_format=torch.contiguous_format) for name, x in state.items()}
-    assert Strides.of(spec, apart) == (width, 1, 1, True)
+    assert RowStrides.of(spec, apart) == (width, 1, 1, True)
 
 
 @pytest.mark.parametrize("how", ["state dict", "optimizer", "copy"])

@@ -275,7 +275,7 @@ def {name}_rows(
         let_next_begin()
     if proceed(found_inf, GUARD):
         column, there = columns_in_parts(width, COLUMNS, EVEN, PARTS)
-        key, inside, starts, ends, goes_on, complete = look(keys, error, n, rows, DISTINCT, TILE)
+        key, inside, starts, ends, is_continued, complete = look(keys, error, n, rows, DISTINCT, TILE)
         row = key.to(tl.int64)[:, None, None]
         first = row * width
         place = first + column
@@ -284,7 +284,7 @@ def {name}_rows(
         p_ = p + place
 {at}{at_scales}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
 {row_scales}        g = sum_duplicates(
-            values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
+            values, order, sources, partials, n, width, column, there, inside, starts, ends, is_continued,
             WORK, DISTINCT, IN_BAGS, TILE,
         )
         if EARLY:

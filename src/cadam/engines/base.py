@@ -23,7 +23,7 @@ from .resolved_group import ResolvedGroup
 
 if TYPE_CHECKING:
     from ..native.tensor_snapshot import TensorSnapshot
-    from .cuda.sparse import RowGrad
+    from .cuda.sparse_grad import RowGrad
     from .replay import ReplayedStep, TrackedContainers
 
 

@@ -18,7 +18,7 @@ from .base import Refusal
 
 if TYPE_CHECKING:
     from .base import Work
-    from .cuda.sparse import RowGrad
+    from .cuda.sparse_grad import RowGrad
 
 VARIABLE = "CADAM_REPLAY"
 ON, OFF = ("1", "true", "on"), ("0", "false", "off")

@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from ..engines import moment_state, row_layout
 from ..engines.base import ParamSlot, Work
-from ..engines.cuda.sparse import check_ids
+from ..engines.cuda.sparse_grad import check_ids
 from ..engines.replay import is_replay_enabled
 from ..engines.step_plan import PlannedParam, StepPlan, real_local
 from ..rules import Rule

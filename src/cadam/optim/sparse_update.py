@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..engines import moment_state
 from ..engines.base import Engine, KernelBatch, ParamSlot
-from ..engines.cuda.sparse import Bags, RowGrad, check_ids
+from ..engines.cuda.sparse_grad import Bags, RowGrad, check_ids
 from ..engines.replay import ReplayController, TrackedContainers
 from ..engines.resolved_group import ResolvedGroup
 from ..engines.selection import check_requested_engine, choose

@@ -22,7 +22,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor
 
 from ..engines import moment_state
-from ..engines.cuda.sparse import Bags
+from ..engines.cuda.sparse_grad import Bags
 from ..engines.huge_pages import filled_like
 from ..optim import alignment
 from ..optim.alignment import Ratio

@@ -1,4 +1,4 @@
-"""The fused engine on CUDA: Triton kernels, generated from the rules, one launch for all but huge tensors.
+"""The fused engine on CUDA: Triton kernels, generated from the rules, with one launch for all but huge tensors.
 
 A step reads and writes every value once. The kernels find the tensors through a table of addresses on the device.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.tensor_snapshot import TensorSnapshot, align_layouts, snapshot_grads
+from ...native.tensor_snapshot import align_layouts, snapshot_grads
 from ...rules import moment_storage
 from ..base import PLAIN, KernelBatch, ParamSlot, Refusal, Words, capturing
 from ..resolved_group import ResolvedGroup
@@ -25,36 +25,60 @@ from .launch import (
     Launch,
     StepNumbers,
     Stream,
-    keep,
+    keep_for_graphs,
     kernel,
     kernel_refusal,
     overflowed,
-    stochastic,
+    rounds_stochastically,
     storage_refusal,
     triton_type,
 )
 
-BLOCK = 1024  # elements of one program
-# With coded moments a program is one warp, which needs no barriers to find the scale of the elements that share it. The
-# limit of registers has but the rare parts of its code use memory instead: blocks that are not whole. A huge tensor is
-# cut into chunks, of which neighbours are done at the same time by several programs: memory is faster where what all
-# read at a time lies together.
-CODED_WARPS = 1
-CODED, HUGE_CODED = (2048, 2048, 64), (8192, 1024, 72)  # elements of a program, of a chunk, registers
-HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
+BLOCK = 1024
+"""Elements that a program updates."""
+HUGE = 1 << 24
+"""Elements from which on a tensor gets its own launch."""
+QUANTIZED_WARPS = 1
+"""Warps of a program with quantized moments. One warp finds the scale of a block without synchronization."""
+
+
+@dataclass(frozen=True)
+class QuantizedProgram:
+    """The work of a program with quantized moments.
+
+    A limited number of registers lets more programs run at once; only the code for incomplete blocks then uses memory
+    instead. A huge tensor is divided into chunks such that several programs work on neighboring chunks at the same
+    time, because memory is faster for accesses that are close to each other.
+
+    Attributes:
+        block: Elements of a program.
+        chunk: Consecutive elements of a program.
+        registers: Registers of a thread.
+    """
+
+    block: int
+    chunk: int
+    registers: int
+
+
+SMALL_QUANTIZED, HUGE_QUANTIZED = QuantizedProgram(2048, 2048, 64), QuantizedProgram(8192, 1024, 72)
 
 
 class Cuda(CudaEngine):
+    """Dense gradients on CUDA, by Triton kernels."""
+
     name = "cuda"
     finds_grads = True
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        """Refuse moments and step counts that belong to rows."""
         return storage_refusal(slot, rows=False)
 
     def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
-        reason = kernel_refusal(group, slot)
-        if reason is not None or grad is None:
-            return reason
+        """Refuse dtypes without kernels, and tensor subclasses."""
+        refusal = kernel_refusal(group, slot)
+        if refusal is not None or grad is None:
+            return refusal
         if grad.dtype not in TYPES:
             return Refusal.unsupported(f"has no kernels for gradients in {grad.dtype}")
         if type(grad) not in PLAIN:
@@ -62,22 +86,39 @@ class Cuda(CudaEngine):
         return None
 
     def run(self, jobs: Sequence[KernelBatch]) -> None:
+        """Update all batches."""
         for job in jobs:
             if overflowed(job):
                 continue
             batches = job.memo.get("cuda") or Batch.split(job)
             for batch in batches:
                 batch.step(job)
-                for slot in batch.slots if batch.coded else ():
+                for slot in batch.slots if batch.is_quantized else ():
                     stay_for_graphs(slot)
-                keep((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
-            if not any(batch.in_capture for batch in batches):  # what was made in a capture is filled at replays only
+                keep_for_graphs((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
+            if not any(batch.in_capture for batch in batches):  # memory of a capture is filled only when it is replayed
                 job.memo["cuda"] = batches
 
 
 @dataclass
 class Batch:
-    """Parameters of a job that are alike in device and dtypes, with what the kernels want to know about them."""
+    """Parameters with the same device and dtypes, in the form that the kernels need.
+
+    Attributes:
+        positions: The positions of the parameters among the slots of the job.
+        slots: The parameters with their state.
+        grad_dtype: The dtype of the gradients.
+        kernel: The Triton kernel.
+        table: Addresses and sizes of all tensors, on the device.
+        owners: The parameter that each block belongs to, for parameters that share a launch.
+        numbers: The step counts and coefficients.
+        launches: The blocks of each launch, the index of the parameter, and whether it has the launch alone.
+        params: The parameters.
+        seed: The seed of stochastic rounding of bfloat16 parameters.
+        is_quantized: Whether the moments are quantized.
+        in_capture: Whether the batch was made while a CUDA graph was captured.
+        compiled: The launches that were compiled, by their constants.
+    """
 
     positions: list[int]
     slots: list[ParamSlot]
@@ -85,21 +126,20 @@ class Batch:
     kernel: Any
     table: Tensor
     owners: Tensor
-    """The parameter that each block belongs to, for those that share a launch."""
     numbers: StepNumbers
     launches: list[tuple[int, int, bool]]
-    """Their blocks and, where it is for one parameter alone, which."""
     params: list[Tensor]
-    lasting: TensorSnapshot
-    """Parameters, then buffers and step counts."""
-    grads: TensorSnapshot
     seed: int
-    coded: bool
+    is_quantized: bool
     in_capture: bool
     compiled: dict[Any, Launch] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.is_contiguous = all(map(Tensor.is_contiguous, self.params))
+
     @classmethod
     def split(cls, job: KernelBatch) -> list[Batch]:
+        """Divide the parameters of a job into batches."""
         alike: dict[Any, list[int]] = {}
         for i, (slot, grad) in enumerate(job):
             dtypes = (slot.param.dtype, grad.dtype, *(buffer.dtype for buffer in slot.state.values()))
@@ -108,59 +148,59 @@ class Batch:
 
     @classmethod
     def of(cls, job: KernelBatch, positions: list[int]) -> Batch:
-        slots, grads = [job.slots[i] for i in positions], job.gradients()
+        """Make a batch of the parameters at these positions."""
+        slots, grad = [job.slots[i] for i in positions], job.gradients()[positions[0]]
         spec = job.group.kernel_spec
         params = [slot.param for slot in slots]
         buffers = [[slot.state[name] for slot in slots] for name in spec.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
         huge = sizes >= HUGE
-        block, alone = (CODED[0], HUGE_CODED[0]) if spec.storages else (BLOCK, BLOCK)
+        block, huge_block = (SMALL_QUANTIZED.block, HUGE_QUANTIZED.block) if spec.storages else (BLOCK, BLOCK)
         blocks = np.where(huge, 0, -(-sizes // block))
         counts = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
-        columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
+        first_blocks = np.where(huge, 0, np.cumsum(blocks) - blocks)
+        columns = [addresses(params), counts, sizes, first_blocks, *map(addresses, buffers)]
         if spec.storages:
             scales = [[slot.scales[name] for slot in slots] for name in spec.buffers if name in slots[0].scales]
             columns += [*map(addresses, scales), np.array([slot.seed for slot in slots], np.int64)]
         table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
-        table[huge, 3] = 0
         owners = np.repeat(np.arange(len(slots)), blocks)
         launches = [(int(blocks.sum()), 0, False)] if blocks.any() else []
-        launches += [(-(-int(sizes[i]) // alone), i, True) for i in np.flatnonzero(huge).tolist()]
+        launches += [(-(-int(sizes[i]) // huge_block), i, True) for i in np.flatnonzero(huge).tolist()]
         device = params[0].device
         channel = Channel(device)
-        state = [tensor for slot in slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
-        numbers = StepNumbers(slots, job.group, spec, device)
         return cls(
             positions,
             slots,
-            grads[positions[0]].dtype,
+            grad.dtype,
             kernel(spec, "dense"),
             channel.send(table.ravel()),
             channel.send(np.pad(owners, (0, len(owners) % 2)).astype(np.int32).view(np.int64)).view(torch.int32),
-            numbers,
+            StepNumbers(slots, job.group, spec, device),
             launches,
             params,
-            TensorSnapshot([*params, *state], swappable=params),
-            snapshot_grads(params, [grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
             bool(spec.storages),
             capturing(device),
         )
 
+    @property
+    def state(self) -> list[Tensor]:
+        """Buffers, scales and step counts of all parameters."""
+        return [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
+
     def step(self, job: KernelBatch) -> None:
-        self.grads.update()
-        grads, copies = self._laid_out(job)
+        """Count a step and update the parameters."""
+        grads, copies = self._gradients(job)
         numbers = self.numbers
         numbers.stream.follow([self.table, self.owners, numbers.steps])
         with Stream.on(numbers.channel.device):
             sent = numbers.advance(job, grads)
-            found_inf = job.found_inf if numbers.stay else None
-            kind = (aligned(found_inf), stochastic(job.group))
+            found_inf = job.found_inf if numbers.on_device else None
+            kind = (is_aligned(found_inf), rounds_stochastically(job.group))
             for blocks, i, alone in self.launches:
                 launch = self.launch(alone, *kind)
-                launch(
-                    (blocks, 1, 1),
-                    kind,
+                arguments = (
                     self.table,
                     sent.more,
                     sent.coefficients,
@@ -170,11 +210,19 @@ class Batch:
                     found_inf,
                     self.seed,
                 )
-        del copies  # the memory goes back to this stream
+                launch((blocks, 1, 1), kind, *arguments)
+        del copies  # after the launches, other work on this stream may reuse the memory
         torch.autograd.graph.increment_version(self.params)
 
-    def launch(self, alone: bool, guard: bool | None, randomly: bool) -> Launch:
-        key = (alone, guard, randomly)
+    def launch(self, alone: bool, guard: bool | None, stochastic: bool) -> Launch:
+        """Return the kernel with its constants.
+
+        Args:
+            alone: Whether the launch is for one huge parameter.
+            guard: Whether `found_inf` is aligned; None if there is none.
+            stochastic: Whether bfloat16 parameters are rounded stochastically.
+        """
+        key = (alone, guard, stochastic)
         if key not in self.compiled:
             first = self.slots[0]
             constants = {
@@ -185,33 +233,39 @@ class Batch:
                 "ALONE": alone,
                 "COUNT": first.counts is not None,
                 "GUARD": guard is not None,
-                "STOCHASTIC": randomly and first.param.dtype == torch.bfloat16,
+                "STOCHASTIC": stochastic and first.param.dtype == torch.bfloat16,
                 "BLOCK": BLOCK,
                 "UNIT": BLOCK,
                 "CHUNK": BLOCK,
             }
-            how: dict[str, Any] = {}
-            if self.coded:
-                block, chunk, registers = HUGE_CODED if alone else CODED
-                constants |= {"BLOCK": block, "UNIT": moment_storage.BLOCK_SIZE, "CHUNK": chunk}
-                how = {"warps": CODED_WARPS, "registers": registers}
-            self.compiled[key] = Launch(self.kernel, constants, **how)
+            resources: dict[str, Any] = {}
+            if self.is_quantized:
+                program = HUGE_QUANTIZED if alone else SMALL_QUANTIZED
+                constants |= {"BLOCK": program.block, "UNIT": moment_storage.BLOCK_SIZE, "CHUNK": program.chunk}
+                resources = {"warps": QUANTIZED_WARPS, "registers": program.registers}
+            self.compiled[key] = Launch(self.kernel, constants, **resources)
         return self.compiled[key]
 
-    def _laid_out(self, job: KernelBatch) -> tuple[Words, list[Tensor]]:
-        """Where the gradients lie, as the parameters do: one that does not is copied."""
-        kinds = self.grads.kinds
-        if (kinds & self.lasting.kinds[: len(kinds)] & 1).all() and (kinds >= 0).all():
-            return self.grads.addresses, []
-        every = job.gradients()
-        grads = [every[i] for i in self.positions]
-        return align_layouts(self.grads.addresses, range(len(grads)), grads, self.params)
+    def _gradients(self, job: KernelBatch) -> tuple[Words, list[Tensor]]:
+        """Return the addresses of the gradients, and copies of those that have another memory layout."""
+        snapshot, index = job.grad_snapshot, job.grad_index
+        if snapshot is None:
+            grads = [job.gradients()[i] for i in self.positions]
+            snapshot, positions = snapshot_grads(self.params, grads), np.arange(len(grads))
+        else:
+            positions = index[self.positions]
+        found, kinds = snapshot.addresses[positions], snapshot.kinds[positions]
+        if (kinds & 1).all() and (kinds >= 0).all() and self.is_contiguous:
+            return found, []
+        grads = [job.gradients()[i] for i in self.positions]
+        return align_layouts(found, range(len(grads)), grads, self.params)
 
 
-def aligned(x: Tensor | None) -> bool | None:
-    """Does it lie at a multiple of 16 bytes? Triton compiles for either; None if there is none."""
+def is_aligned(x: Tensor | None) -> bool | None:
+    """Whether a tensor is aligned to 16 bytes, which Triton compiles for; None if there is no tensor."""
     return None if x is None else x.data_ptr() % 16 == 0
 
 
 def addresses(tensors: Sequence[Tensor]) -> Words:
+    """Return the addresses of tensors."""
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))

@@ -1,6 +1,8 @@
-"""What every Triton kernel is made of: element functions, access to memory, and the kernels that know no rule.
+"""Triton device functions that the generated kernels call, and the kernels that do not depend on a rule.
 
-The kernels of the rules, which `codegen.triton` generates, call these.
+`codegen.triton_source` generates the kernels of the rules from these functions: arithmetic on elements, access to
+memory, quantized moments, and sums over the duplicate ids of sparse gradients. Names in capitals are compile-time
+constants.
 """
 # mypy: ignore-errors
 # ruff: noqa: N803
@@ -49,22 +51,22 @@ def power(x, y):
 
 @triton.jit
 def scaled(x, factor):
-    """x times the factor, and zero where the factor is zero, whatever x."""
+    """Return x * factor, but zero where the factor is zero, even if x is infinite or NaN."""
     return tl.where(factor == 0, 0.0, x * factor)
 
 
 @triton.jit
 def agreement(x, y):
-    """2**150 times the product: positive where both agree in sign, and only there; it never underflows to zero.
+    """Return 2**150 * x * y, which is positive exactly where x and y agree in sign and does not underflow to zero.
 
-    NaN where one is, or where one is zero and the other 2**53 or more.
+    The result is NaN if x or y is NaN, or if one of them is zero and the other is 2**53 or larger.
     """
     return (x * 2.0**75) * (y * 2.0**75)
 
 
 @triton.jit
 def decayed(g, p, factor):
-    """g with coupled decay, for which there is nothing to do where the factor, which all elements share, is zero."""
+    """Return the gradient with coupled weight decay. The branch skips the arithmetic if the factor is zero."""
     if factor != 0:
         g = g + p * factor
     return g
@@ -72,26 +74,29 @@ def decayed(g, p, factor):
 
 @triton.jit
 def sqrt_roughly(x):
-    """To some units in the last place. What is below the normal numbers is taken for the smallest of these."""
+    """Return an approximate square root, off by a few units in the last place.
+
+    A subnormal x is treated as the smallest normal number.
+    """
     return tl.sqrt(maximum(x, 1.1754943508222875e-38))
 
 
 @triton.jit
 def divide_roughly(x, y):
-    """Likewise, for a y that is positive and normal."""
+    """Return an approximate x / y for positive normal y, off by a few units in the last place."""
     root = tl.rsqrt(y)
     return x * (root * root)
 
 
 @triton.jit
 def moved(p, step, lr):
-    """p - step * lr, rounded once."""
+    """Return p - step * lr, rounded once."""
     return tl.fma(step, tl.zeros_like(step) - lr, p)
 
 
 @triton.jit
 def masked(alignment, threshold, step):
-    """No number is <= NaN: with that threshold nothing is held, and a NaN in the alignment never is."""
+    """Return the step, but zero where the alignment is at most the threshold. A NaN threshold masks nothing."""
     return tl.where(alignment <= threshold, 0.0, step)
 
 
@@ -100,13 +105,13 @@ def masked(alignment, threshold, step):
 
 @triton.jit
 def let_next_begin():
-    """The kernel after this one may begin; what this one writes it sees after `wait_for_last`."""
+    """Allow the next kernel to begin. It sees the writes of this kernel only after it calls `wait_for_last`."""
     tl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def wait_for_last():
-    """Wait until the kernel before this one has ended."""
+    """Wait until the previous kernel on the stream has ended."""
     tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
 
 
@@ -115,7 +120,7 @@ def wait_for_last():
 
 @triton.jit
 def proceed(found_inf, GUARD: tl.constexpr):
-    """May the step be done, that is, has no gradient overflowed?"""
+    """Whether the step may be taken, because no gradient has overflowed."""
     go = True
     if GUARD:
         go = tl.load(found_inf) == 0
@@ -124,7 +129,7 @@ def proceed(found_inf, GUARD: tl.constexpr):
 
 @triton.jit
 def stretch(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Pointers to a block of elements. A whole block is known to lie at a multiple of 16 bytes."""
+    """Return pointers to a block of elements. The compiler is told that a whole block is aligned to 16 bytes."""
     pointer = address.to(tl.pointer_type(TYPE))
     if WHOLE:
         pointer = tl.multiple_of(pointer, 16)
@@ -133,7 +138,7 @@ def stretch(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def fetch(pointers, mask, WHOLE: tl.constexpr):
-    """Values from memory; without a mask where the block is whole."""
+    """Load values, without a mask if the block is whole."""
     return tl.load(pointers) if WHOLE else tl.load(pointers, mask=mask, other=0)
 
 
@@ -147,7 +152,7 @@ def put(pointers, values, mask, WHOLE: tl.constexpr):
 
 @triton.jit
 def scramble(x):
-    """32 bits of which each depends on all of the bits of x (the finalizer of MurmurHash3)."""
+    """Return 32 bits that each depend on all bits of x (the finalizer of MurmurHash3)."""
     x ^= x >> 16
     x *= 0x85EBCA6B
     x ^= x >> 13
@@ -158,59 +163,63 @@ def scramble(x):
 
 @triton.jit
 def noise_key(seed, step):
-    """What the noise of one step of a parameter comes from."""
+    """Return the key of the rounding noise of one parameter in one step."""
     high = scramble((seed.to(tl.int64) >> 32).to(tl.uint32) ^ scramble(step.to(tl.int64).to(tl.uint32)))
     return scramble(seed.to(tl.uint32) ^ high)
 
 
 @triton.jit
 def noise_at(key, place, far):
-    """32 random bits: a hash of the key and the element's place, the same wherever it is computed.
+    """Return 32 random bits: a hash of the key and the index of the element, `place`.
 
-    `far` is any place whose upper half is that of `place`: one for all of a block, or each its own.
+    `far` is any index with the same upper 32 bits as `place`. One index for a whole block saves arithmetic.
     """
     return scramble(place.to(tl.uint32) ^ scramble((far >> 32).to(tl.uint32) ^ key))
 
 
 @triton.jit
 def shared_noise(key, start, word, column):
-    """32 random bits for each two neighbours in columns of what begins at `start`; `word` is that of the first two.
+    """Return 32 random bits that two neighboring columns share.
 
-    All have one expression for the number of these two, so that the compiler finds it to be the same for both.
+    `start` is the index of the first element of the row or block, and `word` the number of its first pair. The number
+    of the pair is the same expression for both columns, so that the compiler computes the hash once.
     """
     return scramble((word + ((column | 1) >> 1).to(tl.uint32)) ^ scramble((start >> 32).to(tl.uint32) ^ key))
 
 
 @triton.jit
 def half(noise, column, SECOND: tl.constexpr):
-    """16 of these bits for a buffer: of the first one, the lower half at even places and the upper half at odd ones."""
+    """Return 16 of the 32 bits for a buffer.
+
+    The first buffer uses the lower half in even columns and the upper half in odd ones, the second buffer vice versa.
+    """
     return tl.where((column & 1) == (1 if SECOND else 0), noise & 0xFFFF, noise >> 16)
 
 
 @triton.jit
 def half_between(noise, column, SECOND: tl.constexpr):
-    """The same, moved to the two bytes in the middle."""
+    """Return the 16 bits of a buffer as `half` does, moved to the two bytes in the middle of the word."""
     bytes = tl.where((column & 1) == (1 if SECOND else 0), 0x4104, 0x4324)
     return libdevice.byte_perm(noise.to(tl.int32, bitcast=True), 0, bytes).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def round_up_or_down(x, noise):
-    """x rounded to one of its two neighbours in bfloat16 by 16 bits of noise."""
+    """Round x stochastically to one of its two neighbors in bfloat16, by 16 bits of noise."""
     bits = x.to(tl.uint32, bitcast=True) + noise
-    # A NaN with all bits set would overflow.
+    # Adding noise to a NaN that has all bits set would overflow.
     return tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
 
 
 # Quantized moments, as cadam/rules/moment_storage.py defines them --------------------------------
 #
-# Whatever shares a scale is a row of a tile of rows, or all of a one-dimensional block. Four elements of it lie side by
-# side in a thread: 16 bytes of float32, one word of codes.
+# Elements that share a scale are one row of a tile, or a whole one-dimensional block. A thread has four neighboring
+# elements: 16 bytes of float32 and one word of int8 values.
 
 
 @triton.jit
 def words(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Pointers to a block of codes, of which a thread shall have no more than four side by side."""
+    """Return pointers to a block of quantized values, aligned so that a thread gets four neighbors and not more."""
     pointer = address.to(tl.pointer_type(TYPE))
     if WHOLE:
         pointer = tl.multiple_of(pointer, TYPE.primitive_bitwidth // 2)
@@ -219,26 +228,29 @@ def words(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def scales_of(address, first, gap, BLOCK: tl.constexpr, UNIT: tl.constexpr, CHUNK: tl.constexpr):
-    """Pointers to the scales of all units of a program: in each unit's turn, its scale would be waited for."""
+    """Return pointers to the scales of all units of a program. Loading them together avoids a wait for each unit."""
     k = tl.arange(0, BLOCK // UNIT) * UNIT
     return address.to(tl.pointer_type(tl.uint8)) + (first + k + k // CHUNK * gap) // UNIT
 
 
 @triton.jit
 def chosen(x, i):
-    """One element of a vector."""
+    """Return element i of a vector."""
     return tl.sum(tl.where(tl.arange(0, x.shape[0]) == i, x, 0), 0)
 
 
 @triton.jit
 def replaced(x, i, value):
-    """A vector with another element there."""
+    """Return a vector with element i replaced."""
     return tl.where(tl.arange(0, x.shape[0]) == i, value, x)
 
 
 @triton.jit
 def by_four(pointer, IS_MULTIPLE: tl.constexpr):
-    """Such a pointer from one that may be known to lie better; the same where it is no multiple of four codes."""
+    """Tell the compiler that a pointer is aligned to four quantized values and not to more, if IS_MULTIPLE.
+
+    With a better alignment it would give a thread more than four neighbors.
+    """
     type: tl.constexpr = pointer.dtype.element_ty
     if IS_MULTIPLE:
         pointer = tl.multiple_of(pointer.to(tl.int64).to(tl.pointer_type(type)), type.primitive_bitwidth // 2)
@@ -247,26 +259,27 @@ def by_four(pointer, IS_MULTIPLE: tl.constexpr):
 
 @triton.jit
 def coefficients_of(steps, by_step, WIDTH: tl.constexpr, rows):
-    """Count a step of these rows; where the coefficients of each one's step are.
+    """Advance the step counts of rows and return the addresses of the coefficients of these steps.
 
-    `by_step` has a row of them for each step count, all later ones being like the last. Row 0 tells which that is.
+    `by_step` has a row of coefficients for each step count. They do not change after the last one, whose number is in
+    row 0.
     """
     t = tl.load(steps, mask=rows, other=0) + 1
-    tl.debug_barrier()  # threads that share a row have all read its count
+    tl.debug_barrier()  # All threads that share a row must have read its count before it is overwritten.
     tl.store(steps, t, mask=rows)
     return by_step + tl.minimum(t, tl.load(by_step).to(tl.int32)) * WIDTH
 
 
 @triton.jit
 def decode(code, exponent, SIGNED: tl.constexpr):
-    """Values from codes of one byte and the exponents that they share."""
+    """Return the float32 values of int8 values and their shared exponents."""
     exponent = exponent.to(tl.int32)
     broken = exponent == 255
     base = (exponent - 31) << 23
     if SIGNED:
-        bits = (code.to(tl.int8, bitcast=True).to(tl.int32) << 21) & -0x70200000  # the sign, and seven bits
+        bits = (code.to(tl.int8, bitcast=True).to(tl.int32) << 21) & -0x70200000  # sign and magnitude
         x = (bits + base).to(tl.float32, bitcast=True)
-        least = base.to(tl.float32, bitcast=True)  # what a code of zero would be
+        least = base.to(tl.float32, bitcast=True)  # the value that a magnitude of zero would stand for
         return tl.where(tl.abs(x) == least, 0.0, x * tl.where(broken, float("nan"), 1.0))
     code = code.to(tl.int32)
     bits = code * tl.where(broken, 0, 1 << 20) + tl.minimum(code, 1) * tl.where(broken, 0x7FC00000, base)
@@ -275,7 +288,7 @@ def decode(code, exponent, SIGNED: tl.constexpr):
 
 @triton.jit
 def put_rounded(pointers, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
-    """Store values in bfloat16, rounded to one of the two neighbours by 16 bits of noise. NaN must not overflow."""
+    """Store values in bfloat16, rounded stochastically by 16 bits of noise. The clamp keeps NaNs from overflowing."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = tl.minimum((bits & 0x7FFFFFFF) + noise, 0x7FFFFFFF)
     if SIGNED:
@@ -285,15 +298,16 @@ def put_rounded(pointers, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.conste
 
 @triton.jit
 def put_coded(pointers, x, noise, mask, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
-    """Code values, rounded by 16 bits of noise each, which are the two bytes in the middle; the exponents they share.
+    """Store values as int8, rounded stochastically, and return their shared exponents.
 
-    What is above the smallest code is moved up, so that the code is the byte before these.
+    The 16 bits of noise are in the two bytes in the middle of the word. The difference to the smallest value is shifted
+    so that the quantized value is the upper byte.
     """
     shift: tl.constexpr = 21 if SIGNED else 20
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     largest = largest_of(size if WHOLE else tl.where(there, size, 0))
-    # A NaN has more bits than infinity has, and would overflow.
+    # Adding to the bits of a NaN, which are larger than those of infinity, would overflow.
     exponent = tl.maximum((tl.minimum(largest, 0x7F800000) + (1 << shift)) >> 23, 32)
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
@@ -307,13 +321,13 @@ def put_coded(pointers, x, noise, mask, there, WHOLE: tl.constexpr, SIGNED: tl.c
 
 @triton.jit
 def largest_of(x):
-    """The largest element of a block, or of each row of a tile."""
+    """Return the largest element of a block, or of each row of a tile."""
     return tl.max(x, 0) if len(x.shape) == 1 else tl.max(tl.max(x, 1, keep_dims=True), 2, keep_dims=True)
 
 
 @triton.jit
 def mean_square(x, there, width):
-    """The mean of the squares of each row."""
+    """Return the mean of the squares of each row."""
     total = tl.sum(tl.sum(tl.where(there, x * x, 0.0), 1, keep_dims=True), 2, keep_dims=True)
     return divide(total, tl.zeros_like(total) + width)
 
@@ -323,7 +337,7 @@ def mean_square(x, there, width):
 
 @triton.jit
 def count(counts, aligned, touched):
-    """Add to the first two of a parameter's counters: elements aligned, elements touched."""
+    """Add to the first two alignment counters of a parameter: elements aligned and elements touched."""
     tl.atomic_add(counts, aligned.to(tl.int64), sem="relaxed")
     if touched > 0:
         tl.atomic_add(counts + 1, touched.to(tl.int64), sem="relaxed")
@@ -331,9 +345,10 @@ def count(counts, aligned, touched):
 
 @triton.jit
 def count_distinct(counts, inside, n, width, TILE: tl.constexpr):
-    """The same of elements touched, for distinct ids: the first program counts all, each takes off what is no row.
+    """Add to the counter of elements touched, for distinct ids.
 
-    Programs that add to one number wait for each other, so each has no more than one addition to make.
+    The first program adds the elements of all ids, and each program subtracts those of its invalid ids. Atomic
+    additions to one number wait for each other, so there are usually no others.
     """
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     columns = tl.program_id(1)
@@ -345,14 +360,14 @@ def count_distinct(counts, inside, n, width, TILE: tl.constexpr):
 
 @triton.jit
 def see(counts, first, seen):
-    """Add to the third, elements seen, by the first program only."""
+    """Add to the third alignment counter, elements seen. Only the first program does so."""
     if first:
         tl.atomic_add(counts + 2, seen.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
 def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
-    """Add one to the step counts at these addresses, unless a gradient overflowed; what they are then, in float64."""
+    """Add one to the step counts at these addresses unless a gradient overflowed, and return them in float64."""
     pointers = tl.load(steps + i, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(pointers, mask=mask, other=0)
     if proceed(found_inf, GUARD):
@@ -367,7 +382,7 @@ def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "rows"])
 def make_keys(ids, keys, error, n, rows, BLOCK: tl.constexpr):
-    """Ids as keys to sort by. One that is no row of the table becomes `rows`, which no kernel writes to."""
+    """Write the sort keys of ids. The key of an invalid id is `rows`, a row that no kernel writes to."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     row = tl.load(ids + i, mask=mask, other=0).to(tl.int64)
@@ -376,6 +391,7 @@ def make_keys(ids, keys, error, n, rows, BLOCK: tl.constexpr):
 
 @triton.jit
 def note_keys(keys, row, negative, error, rows, mask):
+    """Write keys, and report rows that are out of range."""
     wrong = negative | (row >= rows)
     tl.store(keys, tl.where(wrong, rows, row), mask=mask)
     note(error, row, wrong & mask)
@@ -383,16 +399,17 @@ def note_keys(keys, row, negative, error, rows, mask):
 
 @triton.jit
 def note(error, row, wrong):
-    """Tell the host of ids that are no rows: one of them, then that there was one."""
+    """Report invalid ids to the host: first one of them, then a flag that there is one."""
     tl.store(error + 1 + tl.zeros_like(row), row, mask=wrong)
     tl.store(error + tl.zeros_like(row), 1, mask=wrong)
 
 
 @triton.jit(do_not_specialize=["n", "rows", "bags", "batch", "first"])
 def make_bag_keys(ids, offsets, starts, keys, sources, error, n, rows, bags, batch, first, BLOCK: tl.constexpr):
-    """The same of ids in bags, feature by feature, and for each the place of its bag's gradient, sample by sample.
+    """Write the sort keys of ids in bags, and the position of the gradient of each id's bag.
 
-    The bag of an id is the last that begins at it or before: it is found by halving the bags.
+    Ids are ordered by feature and then by sample, gradients by sample and then by feature. The bag of an id is the last
+    one that begins at or before it, which a binary search over the offsets finds.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
@@ -411,21 +428,23 @@ def make_bag_keys(ids, offsets, starts, keys, sources, error, n, rows, bags, bat
 
 @triton.jit
 def _in_segment(starts1, sum1, starts2, sum2):
+    """Combine two parts of a segmented sum: a sum starts again where a segment starts."""
     return starts1 | starts2, tl.where(starts2 != 0, sum2, sum1 + sum2)
 
 
 @triton.jit
 def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
-    """The columns of this program, and which of them there are: all where the width is a multiple of so many."""
+    """Return the columns of this program and which of them exist. With EVEN, the width is a multiple of COLUMNS."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     return column, tl.full((COLUMNS,), True, tl.int1) if EVEN else column < width
 
 
 @triton.jit
 def columns_in_parts(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr):
-    """The same in the shape of a tile: rows, parts of the columns, columns of a part.
+    """Return the columns of this program and which of them exist, in the shape of a tile.
 
-    A thread has four columns of each part: the more parts, the more of a row it has, and the less it does twice.
+    The dimensions of a tile are rows, parts of the columns, and columns of a part. A thread has four columns of each
+    part. With more parts a thread has more of a row, and fewer threads repeat the work that is done once for each row.
     """
     part = (tl.arange(0, PARTS) * (COLUMNS // PARTS))[None, :, None]
     column = tl.program_id(1) * COLUMNS + part + tl.arange(0, COLUMNS // PARTS)[None, None, :]
@@ -434,12 +453,15 @@ def columns_in_parts(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PARTS: tl
 
 @triton.jit
 def look(keys, error, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
-    """One tile of the sorted keys. Where all are distinct, a row begins and ends wherever there is a key.
+    """Load one tile of the sorted keys.
 
-    If there is an `error`, they are ids as they came, and it gets a note of one that is no row.
+    With DISTINCT, every key is a different row. If there is an `error`, the keys are ids that were not checked yet, and
+    an invalid one is reported.
 
-    Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
-    tile, and, shaped as a tile, is a row complete there that began in this one.
+    Returns:
+        For each position of the tile: the key, whether it is a valid row, whether a row begins there, whether a row
+        ends there, and whether the row began in an earlier tile. Last, in the shape of a tile, whether a row that began
+        in this tile is complete there.
     """
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
@@ -450,12 +472,12 @@ def look(keys, error, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
         inside = inside & (key >= 0)
         note(error, key.to(tl.int64), here & ~inside)
     if DISTINCT:
-        starts, ends, goes_on = here, here, tl.zeros_like(here)
+        starts, ends, is_continued = here, here, tl.zeros_like(here)
     else:
         starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
         ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
-        goes_on = key == tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-    return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None, None]
+        is_continued = key == tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
+    return key, inside, starts, ends, is_continued, (inside & ends & ~is_continued)[:, None, None]
 
 
 @triton.jit
@@ -471,16 +493,16 @@ def sum_duplicates(
     inside,
     starts,
     ends,
-    goes_on,
+    is_continued,
     WORK: tl.constexpr,
     DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Sum the gradients of each row in one tile that was looked at, in the order in which they came.
+    """Sum the gradients of each row in one tile, in the order of the ids, and return the running sums.
 
-    Returns the running sums. A sum that began in an earlier tile or goes on in the next is left in `partials`: the
-    tile's first, or its last.
+    The sum of a row that reaches over several tiles is written to `partials`, which has two entries for each tile: one
+    for a row that began in an earlier tile, and one for a row that continues in the next tile.
     """
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
@@ -493,7 +515,7 @@ def sum_duplicates(
     if DISTINCT:
         sums = g
     else:
-        inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
+        inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin inside the tile
         if inner == TILE - 1:
             sums = g
         elif inner == 0:
@@ -502,8 +524,8 @@ def sum_duplicates(
             flags = tl.broadcast_to(starts[:, None, None].to(tl.int32), g.shape)
             _, sums = tl.associative_scan((flags, g), 0, _in_segment)
         last = tl.arange(0, TILE) == TILE - 1
-        partial = (goes_on & (ends | last)) | (last & ~ends)
-        slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
+        partial = (is_continued & (ends | last)) | (last & ~ends)
+        slot = 2 * tile.to(tl.int64) + tl.where(is_continued, 0, 1)
         tl.store(partials + slot[:, None, None] * width + column, sums, mask=wanted & partial[:, None, None])
     return sums
 
@@ -521,9 +543,9 @@ def sum_over_tiles(
     TILE: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """The whole sum of the row in which this tile ends, if it begins here and goes on in the next tile.
+    """Return the sum of the row at the end of this tile, if the row begins here and continues in the next tile.
 
-    Tiles are added `SPAN` at a time, so that a row which fills thousands of them is no long chain.
+    SPAN tiles are added at a time, so that a row with many thousands of ids does not become a long chain of additions.
     """
     tile = tl.program_id(0)
     key = tl.load(keys + tile * TILE + TILE - 1)
@@ -562,9 +584,9 @@ def row_squares(
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """For each tile, the squares of the rows' sums that are complete in it, added up."""
+    """Write the sum of squares of each tile, over the rows that begin and end in it."""
     column, there = columns_in_parts(width, COLUMNS, EVEN, 1)
-    _, inside, starts, ends, goes_on, complete = look(keys, None, n, rows, DISTINCT, TILE)
+    _, inside, starts, ends, is_continued, complete = look(keys, None, n, rows, DISTINCT, TILE)
     g = sum_duplicates(
         values,
         order,
@@ -577,7 +599,7 @@ def row_squares(
         inside,
         starts,
         ends,
-        goes_on,
+        is_continued,
         WORK,
         DISTINCT,
         IN_BAGS,
@@ -602,7 +624,7 @@ def seam_squares(
     EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """The same of the sum that begins in a tile and goes on in the next."""
+    """Write the sum of squares of each row that begins in a tile and continues in the next."""
     column, there = columns_of(width, COLUMNS, EVEN)
     _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, SPAN)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)

@@ -1,8 +1,8 @@
-"""What the engines on CUDA share: kernels and their launches, what they can serve, and how numbers get to the device.
+"""Code that both engines on CUDA share: kernel launches, refusals, and the transfer of numbers to the device.
 
-Gradients move from step to step: their addresses go to the device together with the coefficients, in one transfer that
-nobody waits for. Where steps are counted on the device (`capturable`), so are the coefficients computed there, and a
-CUDA graph can hold the step.
+Gradients move from step to step. Their addresses go to the device together with the coefficients, in one asynchronous
+transfer. With `capturable`, steps are counted on the device and the coefficients are computed there, so that a CUDA
+graph can contain the step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ from ..replay import ReplayedStep, TrackedContainers
 from ..resolved_group import ResolvedGroup, read_number
 
 WARPS = 4
-THREADS = 32  # of a program that computes coefficients
+"""Warps of a program, unless a launch says otherwise."""
+COEFFICIENT_THREADS = 32
+"""Threads of a program that computes coefficients."""
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Triton's names of the dtypes that kernels support."""
 
-# What captured graphs read at every replay. Nothing tells when a graph is gone, so it is kept for good: a few
-# kilobytes for each capture.
 _captured: list[Any] = []
+"""Memory that captured CUDA graphs read when they are replayed. Torch does not tell when a graph is deleted, so it is
+never freed: a few kilobytes for each capture."""
 
 
 # Kernels -------------------------------------------------------------------------------------------------------
@@ -53,37 +56,47 @@ _captured: list[Any] = []
 
 @cache
 def kernel(spec: KernelSpec, kind: str) -> Any:
+    """Return the Triton kernel of this kind (dense, rows or seams) for a rule."""
     made = triton_source.module(spec.name, triton_source.source(spec))
     return getattr(made, f"{spec.name}_{kind}")
 
 
 @cache
 def coefficients_launch(name: str, source: str, more: bool, guarded: bool, early: bool, columns: int) -> Launch:
-    """The kernel that counts steps and computes coefficients, of which each thread does those of a parameter.
+    """Return the kernel that advances step counts and computes coefficients, one parameter in each thread.
 
-    `early`: does the next kernel wait for them itself?
+    Args:
+        name: The name of the rule.
+        source: The generated source of the kernel.
+        more: Whether the kernel copies further numbers, the addresses of gradients.
+        guarded: Whether the step is skipped if a gradient overflowed.
+        early: Whether the next kernel begins early and waits for the coefficients itself.
+        columns: The number of coefficients of a parameter, with padding.
     """
     made = getattr(triton_source.module(f"{name}_coefficients", source), f"{name}_coefficients")
-    constants = {"MORE": more, "GUARD": guarded, "EARLY": early, "COLUMNS": columns, "BLOCK": THREADS}
-    return Launch(made, constants, THREADS // 32)
+    constants = {"MORE": more, "GUARD": guarded, "EARLY": early, "COLUMNS": columns, "BLOCK": COEFFICIENT_THREADS}
+    return Launch(made, constants, COEFFICIENT_THREADS // 32)
 
 
 @cache
-def begins_early(device: torch.device) -> bool:
-    """Can a kernel on this device begin before the last one has ended, and wait for it later, also in a graph?"""
+def supports_early_launch(device: torch.device) -> bool:
+    """Whether a kernel on this device can begin before the previous one has ended, and wait for it later.
+
+    CUDA calls this programmatic dependent launch. It needs compute capability 9.0, and driver 12.3 in CUDA graphs.
+    """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return False
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError:  # it has another name
+    except OSError:  # the driver library has another name on this system
         return False
-    return version.value >= 12_030 and _direct()
+    return version.value >= 12_030 and _has_known_launcher()
 
 
 @cache
-def _direct() -> bool:
-    """May a compiled kernel be launched as it is, or early? Known of these versions of Triton only."""
+def _has_known_launcher() -> bool:
+    """Whether this is a version of Triton whose launcher is known, so that compiled kernels are launched directly."""
     import triton  # type: ignore[import-not-found,unused-ignore]
 
     return str(triton.__version__).startswith(("3.6.", "3.7."))
@@ -91,49 +104,63 @@ def _direct() -> bool:
 
 @dataclass
 class Launch:
-    """A kernel and its constants.
+    """A Triton kernel with its constants.
 
-    Triton looks at all arguments in every launch to find out which compiled version serves them. They hardly ever
-    change here, so the version is kept: `kind` stands for whatever about the arguments could call for another.
+    Triton examines all arguments in every launch to choose the compiled version. The arguments of an optimizer hardly
+    ever change in type or alignment, so the compiled version is kept under the `kind` of the arguments, which contains
+    everything that could ask for another version.
+
+    Attributes:
+        kernel: The Triton kernel.
+        constants: Its compile-time constants by name.
+        warps: Warps of a program.
+        registers: The maximum number of registers of a thread; None lets the compiler choose.
+        early: Whether the kernel may begin before the previous kernel has ended.
+        compiled: The compiled versions by kind.
     """
 
     kernel: Any
     constants: dict[str, Any]
     warps: int = WARPS
     registers: int | None = None
-    """At most, of a thread; None leaves it to the compiler."""
     early: bool = False
-    """May it begin before the kernel in front of it has ended?"""
     compiled: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rest = tuple(self.constants.values())
+        self.constant_values = tuple(self.constants.values())
 
     def __call__(self, grid: tuple[int, int, int], kind: Any, *args: Any) -> None:
+        """Launch the kernel on the current stream.
+
+        Args:
+            grid: The number of programs in each dimension.
+            kind: A hashable object that differs if the arguments need another compiled version.
+            *args: The arguments that are not constants.
+        """
         compiled = self.compiled.get(kind)
         if compiled is not None:
             stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-            compiled.run(
-                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.rest
-            )
+            metadata = compiled.packed_metadata
+            compiled.run(*grid, stream, compiled.function, metadata, None, None, None, *args, *self.constant_values)
             return
-        # Without contraction to fused multiply-adds the result is the reference's, bit for bit, and no slower.
-        how: dict[str, Any] = {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
+        # Fused multiply-add would round differently from the reference engine, and would not be faster.
+        options: dict[str, Any] = {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
         if self.early:
-            how["launch_pdl"] = True
-        compiled = self.kernel[grid](*args, **self.constants, **how)
-        if compiled is not None and _direct():
+            options["launch_pdl"] = True
+        compiled = self.kernel[grid](*args, **self.constants, **options)
+        if compiled is not None and _has_known_launcher():
             self.compiled[kind] = compiled
 
 
 @cache
 def triton_type(dtype: torch.dtype) -> Any:
+    """Return Triton's type for a dtype."""
     import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
     return tl.uint8 if dtype == torch.uint8 else getattr(tl, TYPES[dtype])
 
 
-# What the engines can serve ------------------------------------------------------------------------------------
+# Refusals --------------------------------------------------------------------------------------------------
 
 
 def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
@@ -144,20 +171,20 @@ def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
 
 def _unsupported_storage(slot: ParamSlot, rows: bool) -> str | None:
     if not rows and slot.row_steps is not None:
-        return "rows count their own steps, and the gradient is dense"
+        return "rows have their own step counts, and the gradient is dense"
     if not rows and "second_moment" in slot.storage:
-        return "the second moment is that of rows, and the gradient is dense"
+        return "rows share their second moment, and the gradient is dense"
     if (reason := moment_state.scale_mismatch(slot, rows)) is not None:
         return reason
     if not rows and any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
     if rows and not moment_state.has_uniform_row_strides(slot):
-        return "the rows of its moments, or of their scales, do not all lie in memory in the same way"
+        return "the rows of its moments, or of their scales, are not equally far apart in memory"
     return None
 
 
 class CudaEngine(Engine):
-    """What both engines on CUDA have in common."""
+    """The common part of both engines on CUDA."""
 
     fused = True
     rounds_stochastically = True
@@ -165,6 +192,7 @@ class CudaEngine(Engine):
     device = "cuda"
 
     def record_step(self, work: Work, containers: TrackedContainers) -> ReplayedStep | Refusal:
+        """Record the step that was just taken, so that it can be replayed."""
         from . import step_replay
 
         return step_replay.record(work, containers)
@@ -213,7 +241,7 @@ def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot, rows: bool) -> s
     for name, buffer in slot.state.items():
         alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):
-            return f"{name} does not lie in memory as the parameter does"
+            return f"{name} has another memory layout than the parameter"
     where = param.device if group.keeps_scalars_on_device else torch.device("cpu")
     if slot.step.device != where or slot.step.dtype != torch.float32:
         return f"counts steps in float32 on {where}, and this count is {slot.step.dtype} on {slot.step.device}"
@@ -221,38 +249,48 @@ def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot, rows: bool) -> s
 
 
 def overflowed(job: KernelBatch) -> bool:
-    """Is this known to be a step that an overflow forbids? Counts on the host cannot wait for the device to tell."""
+    """Whether the step is skipped because a gradient overflowed.
+
+    If steps are counted on the host, the host reads the flag. Otherwise the kernels read it on the device.
+    """
     if job.found_inf is None or job.group.keeps_scalars_on_device:
         return False
     return bool(job.found_inf.item())
 
 
-def stochastic(group: ResolvedGroup) -> bool:
+def rounds_stochastically(group: ResolvedGroup) -> bool:
+    """Whether bfloat16 parameters are rounded stochastically."""
     return bool(group.options["stochastic_rounding"])
 
 
-# To the device -------------------------------------------------------------------------------------------------
+# Transfers to the device ---------------------------------------------------------------------------------------
 
 
-def keep(what: Any, device: torch.device) -> None:
-    """Keep what a graph that is being captured will read."""
+def keep_for_graphs(memory: Any, device: torch.device) -> None:
+    """Keep memory alive that a CUDA graph reads, if one is being captured."""
     if capturing(device):
-        _captured.append(what)
+        _captured.append(memory)
 
 
 @dataclass
 class Channel:
-    """Brings numbers to a device without waiting for it."""
+    """Sends numbers to a device without waiting for it.
+
+    Attributes:
+        device: The device.
+        spare: Pinned memory for the next capture of a CUDA graph, during which none can be allocated.
+    """
 
     device: torch.device
     spare: Tensor | None = None
-    """Pinned memory for a capture: it cannot be allocated while one is under way."""
 
     def send(self, *parts: Any, capturable: bool = False) -> Tensor:
-        """Arrays of 8-byte numbers, one after the other in one tensor that kernels can read.
+        """Concatenate arrays of 64-bit numbers into one tensor that kernels can read.
 
-        It is on the device, or in a capture of what is `capturable` in pinned memory: the first kernel of a graph
-        reads that faster than it is copied.
+        Args:
+            *parts: The arrays.
+            capturable: Whether pinned memory is kept ready for the capture of a CUDA graph. The first kernel of a graph
+                reads pinned memory directly, which is faster than a copy to the device.
         """
         size = sum(map(len, parts))
         if self.device.type == "cpu":
@@ -260,28 +298,28 @@ class Channel:
         if not capturing(self.device):
             if capturable and (self.spare is None or len(self.spare) != size):
                 self.spare = _host(size, pinned=True)
-            # The allocator of pinned memory sees to it that none is handed out again before it has been read.
+            # The allocator of pinned memory does not reuse it before the device has read it.
             host = _host(size, pinned=True)
             return _filled(host, parts).to(self.device, non_blocking=True)
         if self.spare is not None and len(self.spare) == size:
             host, self.spare = self.spare, None
             _captured.append(host)
             return _filled(host, parts)
-        # As arguments of kernels, which a graph remembers by itself.
+        # Without pinned memory, the numbers become arguments of kernels, which the graph stores itself.
         sent = torch.zeros(size, dtype=torch.int64, device=self.device)
         torch._foreach_add_(list(sent.unbind()), _filled(_host(size), parts).tolist())
         return sent
 
 
 def _host(size: int, pinned: bool = False) -> Tensor:
-    """Memory of the host, whatever the user's default device is."""
+    """Allocate memory of the host, independent of the user's default device."""
     return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
 
 
 def mark_in_use(pinned: Tensor, device: torch.device) -> None:
-    """Tell torch that the current stream uses this memory: after release it is handed out only when the stream is done.
+    """Tell torch that the current stream uses pinned memory, so that it is not reused before the stream is done.
 
-    Torch does not see what kernels and the driver do with it, but it sees a copy of its own.
+    Torch does not notice when kernels or the driver read the memory. It does notice its own copy, so one is made.
     """
     if device.type == "cuda":
         torch.empty_like(pinned, device=device).copy_(pinned, non_blocking=True)
@@ -297,12 +335,20 @@ def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:
 
 
 def next_step(step: float) -> float:
-    """The step count after this one, as `codes.next_step` has it."""
+    """Return the step count after this one, like `moment_state.next_step`."""
     return step + 1 if step < MAX_EXACT_STEP else float(np.nextafter(np.float32(step), np.float32(np.inf)))
 
 
 class StepNumbers:
-    """The step counts of some parameters on one device, and the coefficients that come from them."""
+    """The step counts of some parameters on one device, and the coefficients that depend on them.
+
+    Attributes:
+        columns: The number of coefficients of a parameter, rounded up to a multiple of 16.
+        on_device: Whether steps are counted on the device.
+        steps: The step counts in one tensor, or their addresses if they are on the device.
+        counts: The step counts as an array; None if they are on the device.
+        stream: The stream on which the numbers were sent.
+    """
 
     def __init__(
         self, slots: Sequence[ParamSlot], group: ResolvedGroup, spec: KernelSpec, device: torch.device
@@ -310,30 +356,34 @@ class StepNumbers:
         self.names = spec.coefficients
         self.columns = -(-(1 + len(self.names)) // 16) * 16
         self.size = len(slots)
-        self.stay = group.keeps_scalars_on_device
+        self.on_device = group.keeps_scalars_on_device
         self.channel = Channel(device)
         steps = [slot.step for slot in slots]
-        if self.stay:
+        if self.on_device:
             self.steps = Channel(device).send(np.fromiter(map(Tensor.data_ptr, steps), np.int64, len(steps)))
         else:
-            # One memory for all counts, so that counting is one operation. The tensors stay the same objects.
+            # All counts share one memory, so that counting is one operation. The tensors stay the same objects.
             self.steps = torch.stack(steps)
-            for step, place in zip(steps, self.steps.unbind(), strict=True):
-                step.data = place
-        self.counts = None if self.stay else self.steps.numpy()
+            for step, count in zip(steps, self.steps.unbind(), strict=True):
+                step.data = count
+        self.counts = None if self.on_device else self.steps.numpy()
         self.stream = Stream.current(device)
 
     def advance(self, job: KernelBatch, more: Words, early: bool = False) -> Sent:
-        """Count one step; bring its coefficients to the device, and `more` with them.
+        """Count a step and send its coefficients to the device.
 
-        `early`: if a kernel makes them, does the next one wait for it itself?
+        Args:
+            job: The batch of the parameters.
+            more: Further numbers to send.
+            early: Whether the next kernel begins early and waits for the coefficients itself, if a kernel computes
+                them.
         """
-        return self._on_device(job, more, early) if self.stay else self._on_host(job, more)
+        return self._on_device(job, more, early) if self.on_device else self._on_host(job, more)
 
     def _on_host(self, job: KernelBatch, more: Words) -> Sent:
         steps = self.counts
         if steps is None:
-            raise AssertionError("these steps are counted on the device")
+            raise AssertionError("the steps are counted on the device")
         if steps.max() < MAX_EXACT_STEP:
             steps += 1
         else:
@@ -343,38 +393,39 @@ class StepNumbers:
             different, owner = np.unique(steps, return_inverse=True)
         scale = read_number(job.grad_scale)
         rows = np.empty((len(different), self.columns))
-        later: list[tuple[int, int, Tensor]] = []
+        on_device: list[tuple[int, int, Tensor]] = []
         for k, t in enumerate(different.tolist()):
             values = [t, *job.group.kernel_coefficients(t, scale).values()]
             for j, value in enumerate(values):
                 if isinstance(value, Tensor):
-                    later.append((k, j, value))
+                    on_device.append((k, j, value))
                     values[j] = 0.0
             rows[k, : len(values)] = values
         rows = rows if owner is None else rows[owner]
         sent = self._sent(self.channel.send(rows.ravel(), more), len(rows))
-        for k, j, value in later:
+        for k, j, value in on_device:
             for i in [0] if owner is None else np.flatnonzero(owner == k).tolist():
                 sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
         return sent
 
     def _on_device(self, job: KernelBatch, more: Words, early: bool) -> Sent:
-        """One kernel counts and computes, from numbers of the host and from tensors that are on the device."""
+        """Count a step and compute the coefficients in one kernel, from plain numbers and tensors on the device."""
         trace, name, device = Trace(), job.group.update.rule.name, self.channel.device
         tensors: list[Tensor] = []
 
-        def known(value: Any) -> Any:
+        def to_input(value: Any) -> Any:
+            """Return plain numbers unchanged, and an input of the traced kernel for a tensor on the device."""
             if isinstance(value, Tensor) and value.numel() > 1:
                 value = value.unbind()
             if isinstance(value, (tuple, list)):
-                return tuple(map(known, value))
+                return tuple(map(to_input, value))
             if not isinstance(value, Tensor) or device.type != value.device.type == "cpu":
                 return read_number(value)
             tensors.append(value.to(device))
             return trace.input()
 
-        options = {option: known(value) for option, value in job.group.options.items()}
-        step, scale = Value(trace, "t", scalar=True), known(job.grad_scale)
+        options = {option: to_input(value) for option, value in job.group.options.items()}
+        step, scale = Value(trace, "t", scalar=True), to_input(job.grad_scale)
         c = job.group.update.general_coefficients(step, options, trace, scale)
         source, numbers = triton_source.coefficients(name, trace, c.values())
         words = self.channel.send(more, capturable=True) if len(more) else None
@@ -384,8 +435,8 @@ class StepNumbers:
         arguments = [self.steps, words, sent.coefficients, sent.more, job.found_inf, *tensors]
         kind = tuple(None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in arguments)
         bits = np.array(numbers).view(np.int64).tolist()
-        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, *bits, self.size)
-        sent.read += tensors
+        launch((-(-self.size // COEFFICIENT_THREADS), 1, 1), (device, kind), *arguments, *bits, self.size)
+        sent.inputs += tensors
         return sent
 
     def _sent(self, memory: Tensor, rows: int) -> Sent:
@@ -395,23 +446,30 @@ class StepNumbers:
 
 @dataclass
 class Sent:
-    """What a step needs on the device: a row of coefficients for each parameter or one for all, and other numbers."""
+    """The numbers of a step on the device.
+
+    Attributes:
+        coefficients: A row of coefficients for each parameter, or one row for all; then `more`.
+        stride: The distance between the rows of two parameters; 0 if all parameters share one row.
+        more: Further numbers, such as the addresses of gradients.
+        shape: The number of rows and their length.
+        inputs: The tensors that the coefficients were computed from. They are kept alive, because a kernel that begins
+            early could otherwise get their memory.
+    """
 
     coefficients: Tensor
-    """One row after the other; what follows them is `more`."""
     stride: int
-    """How far apart the coefficients of two parameters are: 0 where all have the same."""
     more: Tensor
     shape: tuple[int, ...]
-    read: list[Tensor] = field(default_factory=list)
-    """What the kernel reads that makes them. Kept, or else its memory could go to a kernel that begins early."""
+    inputs: list[Tensor] = field(default_factory=list)
 
     @property
     def rows(self) -> Tensor:
+        """The coefficients as a matrix."""
         return self.coefficients[: self.shape[0] * self.shape[1]].view(self.shape)
 
     def of(self, i: int) -> Tensor:
-        """The coefficients of one parameter, from the start of what this returns."""
+        """Return a tensor that begins with the coefficients of parameter i."""
         return self.coefficients[i * self.stride :] if i * self.stride else self.coefficients
 
 
@@ -420,35 +478,42 @@ class Sent:
 
 @dataclass
 class Stream:
-    """The stream on which something was sent; another one has to wait for it once."""
+    """The stream on which numbers were sent. Every other stream that uses them has to wait once.
+
+    Attributes:
+        device: The device.
+        synchronized: The streams that need not wait.
+        ready: The event after which the numbers are on the device.
+    """
 
     device: torch.device
-    known: set[int]
+    synchronized: set[int]
     ready: Any
 
     @classmethod
     def current(cls, device: torch.device) -> Stream:
+        """Return the current stream of a device."""
         if device.type != "cuda" or capturing(device):
             return cls(device, set(), None)
         stream = torch.cuda.current_stream(device)
         return cls(device, {stream.cuda_stream}, stream.record_event())
 
     def follow(self, tensors: Sequence[Tensor]) -> None:
-        """Let the current stream use what was sent."""
-        if self.ready is None or torch._C._cuda_getCurrentRawStream(self.device.index) in self.known:
+        """Make the current stream wait for tensors that were sent on this stream."""
+        if self.ready is None or torch._C._cuda_getCurrentRawStream(self.device.index) in self.synchronized:
             return
-        if capturing(self.device):  # a capture begins with a synchronization
+        if capturing(self.device):  # the capture of a graph begins with a synchronization
             return
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(self.ready)
         for tensor in tensors:
             if tensor.device == self.device:
                 tensor.record_stream(stream)
-        self.known.add(stream.cuda_stream)
+        self.synchronized.add(stream.cuda_stream)
 
     @staticmethod
     def on(device: torch.device) -> AbstractContextManager[Any]:
-        """Triton launches on the current device."""
+        """Return a context in which `device` is the current device, on which Triton launches kernels."""
         if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
             return _NOTHING
         return torch.cuda.device(device)

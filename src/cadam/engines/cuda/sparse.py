@@ -1,25 +1,28 @@
-"""Sparse gradients on CUDA: from raw ids and row gradients to the updated table, without waiting for the device.
+"""The engine for sparse gradients on CUDA: from raw ids and gradient rows to the updated embedding table.
 
-The ids are sorted, the gradients of each row summed in the order in which they came, and the row is moved at once.
-Work is cut into tiles of the sorted ids, so that an id with many thousands of duplicates is no longer than any other;
-sums that reach over tiles are finished by a second kernel. There are no atomics between gradients: the result is
-the same in every run, whether or not torch.use_deterministic_algorithms asks for it.
+An update has four phases:
 
-An id that is no row of the table writes nothing. Nobody waits to hear of it: the kernel notes it in memory that the
-host can see, and the next step of that parameter raises IndexError, as does `check_ids` after a synchronization.
+1. Sort: a kernel turns the ids into keys, which torch sorts together with their positions. The sort is stable.
+2. Segment: the sorted ids are divided into tiles of a fixed number of ids. A segment of equal ids is one row.
+3. Reduce: each tile sums the gradient rows of its segments in the order of the ids. So an id with many thousands of
+   duplicates takes no longer than as many different ids.
+4. Update: a row whose segment lies in one tile is updated at once. The sum of a segment that spans tiles is completed,
+   and its row updated, by a second kernel.
+
+Gradients are summed without atomic operations, so the result is the same in every run, whether or not
+torch.use_deterministic_algorithms asks for that. The host does not wait for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...codegen.kernel_spec import KernelSpec
 from ...rules.update import ScalarFunctions
@@ -33,64 +36,49 @@ from .launch import (
     Launch,
     StepNumbers,
     Stream,
-    begins_early,
-    keep,
+    keep_for_graphs,
     kernel,
     kernel_refusal,
-    mark_in_use,
     missing_requirement,
     overflowed,
-    stochastic,
+    rounds_stochastically,
     storage_refusal,
+    supports_early_launch,
     triton_type,
 )
+from .sparse_grad import MAX_IDS, RowGrad, SortedIds, check_ids, error_of, key_dtype, kind_of
 
-ELEMENTS = 1024  # of one tile, as a rule: sorted ids times columns
-COLUMNS = 128  # at most, of one tile
-WIDEST = 1024  # columns of rows that share something, which are all in one tile
-WIDE = 64  # columns of rows that have tiles of their own where moments are coded or shared
-SPAN = 32  # tiles whose parts of a row are added at a time
-KEYS = 1024  # ids that one program makes keys of
-LONGEST = 1 << 30  # ids in one gradient
-
-
-class Tile(NamedTuple):
-    """What one program does, and with what."""
-
-    elements: int
-    warps: int = 4
-    registers: int = 80
-    """More would leave room for fewer programs at a time."""
-    parts: int = 1
-    """Of a row, of which a thread has four columns each: the more, the less is done twice."""
-
-    @classmethod
-    def of(cls, spec: KernelSpec, width: int, distinct: bool) -> Tile:
-        if not spec.storages or width < WIDE:
-            return cls(ELEMENTS)
-        if not distinct:
-            return cls(2048, registers=96, parts=4)
-        return cls(1024, 2, registers=128, parts=2) if "int8" in spec.storages else cls(ELEMENTS)
-
-
-# By parameter, memory of the host that the kernels see (was there a bad id, and which?) and the streams that use it.
-_errors: MutableMapping[Tensor, tuple[Tensor, set[int]]] = WeakTensorKeyDictionary()
+TILE_ELEMENTS = 1024
+"""Elements of a tile, ids times columns, unless moments are quantized or shared."""
+MAX_TILE_COLUMNS = 128
+"""Columns of a tile, unless moments are quantized or shared."""
+MAX_ROW_WIDTH = 1024
+"""Columns of a row with quantized or shared moments, which must be in one tile."""
+WIDE_ROW = 64
+"""Columns from which on rows with quantized or shared moments have special tiles."""
+SPAN = 32
+"""Tiles that are added at a time for a segment that spans tiles."""
+_NO_WORDS = np.empty(0, np.int64)
 
 
 class CudaRows(CudaEngine):
+    """Sparse gradients on CUDA, by Triton kernels."""
+
     name = "cuda-rows"
     sparse = True
     takes_row_grads = True
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        """Refuse rows that are too wide for quantized or shared moments."""
         width = slot.param.shape[1:].numel()
-        if width > WIDEST:
+        if width > MAX_ROW_WIDTH:
             return Refusal.unsupported(
-                f"has {slot.storage} for rows of up to {WIDEST} elements, and these have {width}"
+                f"has {slot.storage} for rows of up to {MAX_ROW_WIDTH} elements, and these have {width}"
             )
         return storage_refusal(slot, rows=True)
 
     def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
+        """Refuse gradients with several sparse dimensions, too many ids, or dtypes without kernels."""
         assert grad is not None
         if grad.sparse_dim() != 1:
             return Refusal.unsupported(
@@ -100,27 +88,29 @@ class CudaRows(CudaEngine):
             return Refusal.unsupported(f"has no kernels for gradients in {grad.dtype}")
         if not slot.param.is_contiguous():
             return Refusal.unsupported("the parameter is not contiguous")
-        if grad._nnz() > LONGEST:
-            return Refusal.unsupported(f"serves up to {LONGEST} ids at a time")
-        if slot.row_steps is not None and StepTable.settled(group) is None:
+        if grad._nnz() > MAX_IDS:
+            return Refusal.unsupported(f"serves up to {MAX_IDS} ids at a time")
+        if slot.row_steps is not None and CoefficientTable.last_step(group) is None:
             return Refusal.unsupported(
-                f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
+                f"has row_steps=True for coefficients that do not change after {CoefficientTable.MAX_STEPS:,} steps"
             )
         return kernel_refusal(group, slot, rows=True)
 
     def check(self, jobs: Sequence[KernelBatch]) -> None:
+        """Raise IndexError if an earlier step had an invalid id."""
         for job in jobs:
             for slot in job.slots:
                 check_ids(slot.param, slot.name)
 
     def run(self, jobs: Sequence[KernelBatch]) -> None:
+        """Update all batches with their sparse gradients."""
         for job in jobs:
             if overflowed(job):
                 continue
             self.update(job, [RowGrad.of(grad) for grad in job.grads])
 
     def update(self, job: KernelBatch, grads: Sequence[RowGrad]) -> None:
-        """Count the step of every slot and update it, with these gradients."""
+        """Count a step of every slot and update it with these gradients."""
         batches: list[RowBatch] = job.memo.get(self.name) or RowBatch.split(job, [grad.dtypes for grad in grads])
         for batch in batches:
             with Stream.on(batch.device):
@@ -131,21 +121,27 @@ class CudaRows(CudaEngine):
 
 @dataclass
 class RowBatch:
-    """The tables of a job that are on one device."""
+    """The tables of a job on one device.
+
+    Attributes:
+        positions: The positions of the tables among the slots of the job.
+        slots: The tables with their state.
+        specs: The kernel of each table: rows may share second moments in some tables only.
+        numbers: The step counts and coefficients.
+        coefficient_table: The coefficients by step count, if rows count their own steps.
+        dtypes: The dtypes of each gradient: of its values, its ids and, if there are bags, their offsets.
+    """
 
     positions: list[int]
-    """Which of the job's slots they are."""
     slots: list[ParamSlot]
     specs: list[KernelSpec]
-    """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
-    by_step: StepTable | None
-    """Where rows count their own steps."""
+    coefficient_table: CoefficientTable | None
     dtypes: list[tuple[torch.dtype, ...]]
-    """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
     @classmethod
     def split(cls, job: KernelBatch, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
+        """Divide the tables of a job by device."""
         by_device: dict[torch.device, list[int]] = {}
         for i, slot in enumerate(job.slots):
             by_device.setdefault(slot.param.device, []).append(i)
@@ -155,245 +151,161 @@ class RowBatch:
                 slots = [job.slots[i] for i in positions]
                 specs = [_kernel_spec(job.group, slot) for slot in slots]
                 numbers = StepNumbers(slots, job.group, specs[0], device)
-                by_step = StepTable(device) if specs[0].row_steps else None
-            batches.append(cls(positions, slots, specs, numbers, by_step, [dtypes[i] for i in positions]))
+                table = CoefficientTable(device) if specs[0].row_steps else None
+            batches.append(cls(positions, slots, specs, numbers, table, [dtypes[i] for i in positions]))
         return batches
 
     @property
     def device(self) -> torch.device:
+        """The device of the tables."""
         return self.slots[0].param.device
 
     @property
     def params(self) -> list[Tensor]:
+        """The tables."""
         return [slot.param for slot in self.slots]
 
     @property
     def state(self) -> list[Tensor]:
-        """Buffers, step counts and alignment counters of all of them."""
-        more = [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
-        more += [slot.row_steps for slot in self.slots if slot.row_steps is not None]
-        return more + [slot.counts for slot in self.slots if slot.counts is not None]
+        """Buffers, scales, step counts and alignment counters of all tables."""
+        state = [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
+        state += [slot.row_steps for slot in self.slots if slot.row_steps is not None]
+        return state + [slot.counts for slot in self.slots if slot.counts is not None]
 
 
 def _kernel_spec(group: ResolvedGroup, slot: ParamSlot) -> KernelSpec:
-    """That of a table: it may share second moments by row or, where a row is one element, not."""
+    """Return the kernel of a table. A table with one column does not share second moments."""
     spec = group.sparse_kernel_spec
     if has_row_moments(slot) or "row" not in spec.storages:
         return spec
     return KernelSpec.of(group.update.rule, {**group.numbers, "second_moment": "element"}, rows=True)
 
 
-class StepTable:
-    """The rule's coefficients by step count, on the device: a row for each, until they change no more.
+class CoefficientTable:
+    """The coefficients of a rule by step count, on the device, for tables whose rows count their own steps.
 
-    Row 0 has the number of the last one.
+    There is a row for each step count, until the coefficients do not change any more in float32. Row 0 contains the
+    number of the last row.
     """
 
-    LONGEST = 1 << 22
+    MAX_STEPS = 1 << 22
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.rows = device, torch.empty(0, device=device)
-        self.known: tuple[tuple[float, ...], ...] = ()
+        self._samples: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
-    def settled(cls, group: ResolvedGroup) -> int | None:
-        """From which step on the coefficients stay the same in float32; None if that is too far off."""
-        later = cls._numbers(group, 2.0**50)
-        for power in range(8, cls.LONGEST.bit_length()):
-            if cls._numbers(group, 2.0**power) == later:
+    def last_step(cls, group: ResolvedGroup) -> int | None:
+        """Return a step after which the coefficients do not change in float32; None if there are too many steps."""
+        limit = cls._at(group, 2.0**50)
+        for power in range(8, cls.MAX_STEPS.bit_length()):
+            if cls._at(group, 2.0**power) == limit:
                 return 1 << power
         return None
 
     @staticmethod
-    def _numbers(group: ResolvedGroup, t: float) -> tuple[float, ...]:
-        values = group.update.rule.coefficients(t, group.numbers, ScalarFunctions).values()
+    def _at(group: ResolvedGroup, step: float) -> tuple[float, ...]:
+        values = group.update.rule.coefficients(step, group.numbers, ScalarFunctions).values()
         return tuple(np.float32(value).item() for value in values)
 
     def of(self, group: ResolvedGroup) -> Tensor:
-        """The table for these options."""
-        known = tuple(self._numbers(group, t) for t in (1.0, 2.0, 1000.0))
-        if known != self.known:
-            last = self.settled(group) or self.LONGEST
+        """Return the table for these options, which is computed again if samples of it have changed."""
+        samples = tuple(self._at(group, step) for step in (1.0, 2.0, 1000.0))
+        if samples != self._samples:
+            last = self.last_step(group) or self.MAX_STEPS
             steps = torch.arange(last + 1, dtype=torch.float64, device=self.device)
             values = group.update.rule.coefficients(steps, group.numbers, ScalarFunctions).values()
             columns = [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in values]
             self.rows = torch.stack(columns, 1).float()
             self.rows[0, 0] = last
-            self.known = known
+            self._samples = samples
         return self.rows
 
 
 def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers, device = batch.numbers, batch.device
-    keep(numbers, device)
+    keep_for_graphs(numbers, device)
     numbers.stream.follow([numbers.steps])
-    by_step = None if batch.by_step is None else batch.by_step.of(job.group)
-    keep(by_step, device)
+    table = None if batch.coefficient_table is None else batch.coefficient_table.of(job.group)
+    keep_for_graphs(table, device)
     grads = [grads[i].contiguous() for i in batch.positions]
-    known: dict[Any, Sorted] = {}
-    # The first table waits for its coefficients when it has read its rows: all else must be there before them.
-    early = numbers.stay and job.found_inf is None and begins_early(device)
-    _sorted(batch.slots[0], grads[0], known)
+    sorted_ids: dict[Any, SortedIds] = {}
+    # The first update begins early and waits only for its coefficients, so everything else must be ready before these.
+    early = numbers.on_device and job.found_inf is None and supports_early_launch(device)
+    _sort(batch.slots[0], grads[0], sorted_ids)
     sent = numbers.advance(job, _NO_WORDS, early)
+    stochastic = rounds_stochastically(job.group)
     for k, (i, slot, grad) in enumerate(zip(batch.positions, batch.slots, grads, strict=True)):
         row_layout.stay_for_graphs(slot)
+        seed = None
+        if slot.storage:
+            seed = slot.seed
+        elif stochastic:
+            seed = torch.initial_seed() + i
         update_(
             batch.specs[k],
             slot.param,
-            tensors_of(slot, by_step),
-            _sorted(slot, grad, known),
+            tensors_of(slot, table),
+            _sort(slot, grad, sorted_ids),
             grad.values,
             sent.of(k),
             counts=slot.counts,
-            found_inf=job.found_inf if numbers.stay else None,
-            seed=slot.seed if slot.storage else torch.initial_seed() + i if stochastic(job.group) else None,
-            randomly=stochastic(job.group),
+            found_inf=job.found_inf if numbers.on_device else None,
+            seed=seed,
+            stochastic=stochastic,
             early=early and k == 0,
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
 
 
-def _sorted(slot: ParamSlot, grad: RowGrad, known: dict[Any, Sorted]) -> Sorted:
-    """Its ids in order. Tables that are looked up with the same ids, as in a factorization machine, share one sort."""
+def _sort(slot: ParamSlot, grad: RowGrad, sorted_ids: dict[Any, SortedIds]) -> SortedIds:
+    """Sort the ids of a gradient. Tables with the same ids, as in a factorization machine, share one sort."""
     ids, rows = grad.ids, len(slot.param)
-    same = (ids.data_ptr(), len(ids), rows, grad.distinct)
-    if same not in known:
-        known[same] = Sorted.of(ids, rows, error_of(slot.param), distinct=grad.distinct, bags=grad.bags)
-    return known[same]
+    key = (ids.data_ptr(), len(ids), rows, grad.distinct)
+    if key not in sorted_ids:
+        sorted_ids[key] = SortedIds.of(ids, rows, error_of(slot.param), distinct=grad.distinct, bags=grad.bags)
+    return sorted_ids[key]
 
 
-def tensors_of(slot: ParamSlot, by_step: Tensor | None = None) -> dict[str, Tensor]:
-    """The buffers as kernels call them, their scales and, where rows count their own steps, those and their table."""
-    found = {f"s_{name}": buffer for name, buffer in slot.state.items()}
-    found |= {f"e_{name}": scales for name, scales in slot.scales.items()}
-    if by_step is not None and slot.row_steps is not None:
-        found |= {"row_steps": slot.row_steps, "by_step": by_step}
-    return found
-
-
-_NO_WORDS = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Bags:
-    """How ids fall into bags, of which each has one gradient: those of all samples for the first feature come first.
-
-    The gradients are in the order sample by sample, and feature by feature in each.
-    """
-
-    offsets: Tensor
-    """Where each bag begins among the ids, and where the last one ends."""
-    starts: Tensor
-    """By feature, the row at which its table begins."""
-    batch: int
-    """Samples."""
-    first: int = 0
-    """What the first offset is."""
-
-    @property
-    def number(self) -> int:
-        return len(self.starts) * self.batch
-
-
-@dataclass(frozen=True)
-class RowGrad:
-    """A gradient of some rows: for each id a row of values, or for each bag of ids."""
-
-    ids: Tensor
-    values: Tensor
-    bags: Bags | None = None
-    distinct: bool = False
-    """Are the ids sorted and distinct? Then each row is moved as it comes: two of one row would race."""
-
-    @classmethod
-    def of(cls, grad: Tensor) -> RowGrad:
-        """A sparse gradient."""
-        return cls(grad._indices()[0], grad._values(), distinct=grad.is_coalesced())
-
-    def contiguous(self) -> RowGrad:
-        return replace(self, ids=self.ids.contiguous(), values=self.values.contiguous())
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        more = () if self.bags is None else (self.bags.offsets.dtype,)
-        return self.values.dtype, self.ids.dtype, *more
-
-
-@dataclass(frozen=True)
-class Sorted:
-    """Row ids in ascending order; among equal ones, those that came first are first."""
-
-    keys: Tensor
-    """The ids; one that is no row of the table became `rows`, and comes last, unless there is an `error`."""
-    order: Tensor | None
-    """Where each came from; None if they were in order, and distinct."""
-    rows: int
-    sources: Tensor | None = None
-    """In the order in which they came, the gradient of each; None if that is the order of the gradients too."""
-    error: Tensor | None = None
-    """What gets a note of an id that is no row, if nobody has looked yet."""
-
-    @classmethod
-    def of(cls, ids: Tensor, rows: int, error: Tensor, *, distinct: bool = False, bags: Bags | None = None) -> Sorted:
-        """`error` gets a note of an id that is no row. `distinct` promises that the ids are sorted, too."""
-        if distinct and bags is None:
-            return cls(ids, None, rows, error=error)
-        n, sources = len(ids), None
-        keys = torch.empty(n, dtype=key_dtype(rows), device=ids.device)
-        if bags is not None:
-            sources = torch.empty(n, dtype=torch.int32, device=ids.device)
-        if n:
-            kind = _keys_kind(ids, rows, error, bags)
-            grid = (-(-n // KEYS), 1, 1)
-            if bags is None:
-                make_keys(False)(grid, kind, ids, keys, error, n, rows)
-            else:
-                where = (bags.offsets, bags.starts, keys, sources, error, n, rows, bags.number, bags.batch, bags.first)
-                make_keys(True)(grid, kind, ids, *where)
-        if distinct:
-            return cls(keys, None, rows, sources)
-        return cls(*torch.sort(keys, stable=True), rows, sources)
-
-
-@cache
-def make_keys(in_bags: bool) -> Launch:
-    from . import device_functions
-
-    return Launch(device_functions.make_bag_keys if in_bags else device_functions.make_keys, {"BLOCK": KEYS})
-
-
-def _keys_kind(ids: Tensor, rows: int, error: Tensor, bags: Bags | None) -> Any:
-    """All that the arguments of the kernel that makes the keys can differ in."""
-    given = [kind_of(error), kind_of(ids)]
-    if bags is not None:
-        given += [kind_of(bags.offsets), kind_of(bags.starts)]
-    return ids.device, rows, given[0], tuple(given[1:])
-
-
-def kind_of(x: Tensor) -> tuple[torch.dtype, bool]:
-    return x.dtype, x.data_ptr() % 16 == 0
+def tensors_of(slot: ParamSlot, coefficient_table: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the state of a table by the kernels' argument names: buffers, scales, and step counts of rows."""
+    tensors = {f"s_{name}": buffer for name, buffer in slot.state.items()}
+    tensors |= {f"e_{name}": scales for name, scales in slot.scales.items()}
+    if coefficient_table is not None and slot.row_steps is not None:
+        tensors |= {"row_steps": slot.row_steps, "by_step": coefficient_table}
+    return tensors
 
 
 def update_(
     spec: KernelSpec,
     param: Tensor,
     state: Mapping[str, Tensor],
-    ids: Sorted,
+    ids: SortedIds,
     values: Tensor,
     coefficients: Tensor,
     *,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
     seed: int | None = None,
-    randomly: bool = False,
+    stochastic: bool = False,
     early: bool = False,
 ) -> None:
-    """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
+    """Update rows of a table and its state in place. The gradients of duplicate ids are summed.
 
-    `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the spec's
-    order, in float64 on the device. `state` is what `tensors_of` gives; the `seed` is that of coded moments and of a
-    bfloat16 parameter that is rounded `randomly`. `early`: the last kernel on this stream makes the coefficients, lets
-    the next one begin and makes nothing else that is read here.
+    Args:
+        spec: The kernel.
+        param: The table.
+        state: The state, as `tensors_of` returns it.
+        ids: The sorted ids.
+        values: The gradient rows.
+        coefficients: A tensor on the device that begins with the step and the coefficients in the order of the spec,
+            in float64, as `StepNumbers` sends them.
+        counts: The alignment counters.
+        found_inf: A tensor that is nonzero if a gradient overflowed; then nothing is updated.
+        seed: The seed of quantized moments, or of a bfloat16 table that is rounded stochastically.
+        stochastic: Whether a bfloat16 table is rounded stochastically.
+        early: Whether the previous kernel computes the coefficients and lets this one begin early. It must not write
+            anything else that is read here.
     """
     n, rows = len(ids.keys), param.shape[0]
     width = param.numel() // rows if rows else 0
@@ -401,7 +313,7 @@ def update_(
         if counts is not None:
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
-    how, kind = launches_for(
+    launches, kind = find_launches(
         spec,
         param,
         state,
@@ -413,25 +325,25 @@ def update_(
         counts=counts,
         found_inf=found_inf,
         seed=seed,
-        randomly=randomly,
+        stochastic=stochastic,
         early=early,
     )
     tensors = [param, *state.values()]
-    keys, order = ids.keys, ids.order
-    tiles, across = how.cut.grid(n, width)
-    distinct = order is None
-    partials = None if distinct else torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
-    shared = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
-    how.rows((tiles, across, 1), kind, *tensors, values, keys, order, ids.sources, ids.error, partials, *shared)
+    tiles, across = launches.tile.grid(n, width)
+    distinct = ids.order is None
+    partials = None if distinct else torch.empty((tiles, 2, width), dtype=launches.work, device=param.device)
+    common = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
+    gradient = (values, ids.keys, ids.order, ids.sources, ids.error, partials)
+    launches.within_tiles((tiles, across, 1), kind, *tensors, *gradient, *common)
     if tiles > 1 and not distinct:
-        how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
+        launches.across_tiles((tiles - 1, across, 1), kind, *tensors, ids.keys, partials, *common)
 
 
-def launches_for(
+def find_launches(
     spec: KernelSpec,
     param: Tensor,
     state: Mapping[str, Tensor],
-    values: torch.dtype,
+    grad_dtype: torch.dtype,
     *,
     aligned: tuple[bool, bool] = (True, True),
     unchecked: Tensor | None = None,
@@ -440,62 +352,85 @@ def launches_for(
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
     seed: int | None = None,
-    randomly: bool = False,
+    stochastic: bool = False,
     early: bool = False,
-) -> tuple[Launches, Any]:
-    """The launches for such tensors, and all that their arguments can differ in where the launches are the same.
+) -> tuple[SparseLaunches, Any]:
+    """Return the launches of an update, and the kind of their arguments (see `Launch`).
 
-    `aligned`: do the values and the coefficients lie at multiples of 16 bytes? `unchecked`: ids that serve as keys.
+    Args:
+        spec: The kernel.
+        param: The table.
+        state: The state, as `tensors_of` returns it.
+        grad_dtype: The dtype of the gradient values.
+        aligned: Whether the values and the coefficients are aligned to 16 bytes.
+        unchecked: Ids that are used as keys without having been checked.
+        distinct: Whether the ids are sorted and distinct.
+        in_bags: Whether the ids are in bags.
+        counts: The alignment counters.
+        found_inf: The overflow flag.
+        seed: The seed of stochastic rounding.
+        stochastic: Whether a bfloat16 table is rounded stochastically.
+        early: Whether the kernel begins early.
     """
     tensors = [param, *state.values()]
     rows = param.shape[0]
-    width = param.numel() // rows
-    how = _launches(
+    launches = _make_launches(
         spec,
         tuple(x.dtype for x in tensors),
-        width,
-        Strides.of(spec, state),
+        param.numel() // rows,
+        RowStrides.of(spec, state),
         counts is not None,
         found_inf is not None,
         distinct,
         in_bags,
-        randomly and param.dtype == torch.bfloat16,
+        stochastic and param.dtype == torch.bfloat16,
         early,
     )
     kind = (
         param.device,
         rows < 1 << 31,
         key_dtype(rows) if unchecked is None else kind_of(unchecked),
-        values,
+        grad_dtype,
         *aligned,
         *[x.data_ptr() % 16 == 0 for x in tensors],
         None if counts is None else counts.data_ptr() % 16,
         None if found_inf is None else (found_inf.dtype, found_inf.data_ptr() % 16),
         seed is None or abs(seed) < 1 << 31,
     )
-    return how, kind
+    return launches, kind
+
+
+# Norm ----------------------------------------------------------------------------------------------------------
 
 
 def has_norm(values: Tensor) -> bool:
-    """Can `norm` serve row gradients like these?"""
-    served = values.is_cuda and values.dtype in TYPES and len(values) <= LONGEST
-    return served and missing_requirement(values.device) is None
+    """Whether `norm` supports sparse gradients with such values."""
+    is_supported = values.is_cuda and values.dtype in TYPES and len(values) <= MAX_IDS
+    return is_supported and missing_requirement(values.device) is None
 
 
 def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:
-    """The Euclidean norm of row gradients, duplicates summed, in float32 at the least. It stays on the device.
+    """Compute the Euclidean norm of a sparse gradient with duplicate ids summed, without waiting for the device.
 
-    Ids that are no rows do not count. The result is the same in every run.
+    Invalid ids do not count. The result is the same in every run.
+
+    Args:
+        ids: The ids.
+        values: The gradient rows.
+        rows: The number of rows of the table.
+
+    Returns:
+        The norm on the device, at least in float32.
     """
     n, width = values.shape
     device, work = values.device, torch.promote_types(values.dtype, torch.float32)
     if n == 0 or width == 0:
         return torch.zeros((), dtype=work, device=device)
-    found = Sorted.of(ids.contiguous(), rows, torch.empty(2, dtype=torch.int64, device=device))
-    keys, order, values = found.keys, found.order, values.contiguous()
-    cut = Cut.of(width)
-    tiles, across = cut.grid(n, width)
-    within, over = _square_launches(work, cut)
+    sorted_ids = SortedIds.of(ids.contiguous(), rows, torch.empty(2, dtype=torch.int64, device=device))
+    keys, order, values = sorted_ids.keys, sorted_ids.order, values.contiguous()
+    tile = TileShape.of(width)
+    tiles, across = tile.grid(n, width)
+    within, over = _square_launches(work, tile)
     kind = (device, rows < 1 << 31, keys.dtype, values.dtype, values.data_ptr() % 16 == 0, width)
     partials = torch.empty((tiles, 2, width), dtype=work, device=device)
     squares = torch.empty(2 * tiles - 1, across, dtype=work, device=device)
@@ -505,144 +440,167 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:
     return squares.sum().sqrt()
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How the work is cut into tiles: so many sorted ids times so many columns each."""
-
-    tile: int
-    columns: int
-    even: bool
-    """Is the width a multiple of the columns?"""
-
-    @classmethod
-    def of(cls, width: int, most: int = COLUMNS, elements: int = ELEMENTS) -> Cut:
-        columns = min(most, 1 << (width - 1).bit_length())
-        return cls(max(1, elements // columns), columns, width % columns == 0)
-
-    def grid(self, n: int, width: int) -> tuple[int, int]:
-        return -(-n // self.tile), -(-width // self.columns)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"TILE": self.tile, "COLUMNS": self.columns, "EVEN": self.even}
-
-
 @cache
-def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
+def _square_launches(work: torch.dtype, tile: TileShape) -> tuple[Launch, Launch]:
+    """Return the kernels that sum the squares of rows within a tile, and of rows that span tiles."""
     from .device_functions import row_squares, seam_squares
 
-    kind = {"WORK": triton_type(work)}
+    constants = {"WORK": triton_type(work)}
     return (
-        Launch(row_squares, {**kind, "DISTINCT": False, "IN_BAGS": False, **cut.constants}),
-        Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, seam_warps(cut)),
+        Launch(row_squares, {**constants, "DISTINCT": False, "IN_BAGS": False, **tile.constants}),
+        Launch(seam_squares, {**constants, **tile.constants, "SPAN": SPAN}, _warps_across_tiles(tile)),
     )
 
 
-def seam_warps(cut: Cut, whole: bool = False) -> int:
-    """Of the kernel that sums over tiles, which has one row to do, or a part of it unless rows must be `whole`."""
-    return 1 if cut.columns <= (64 if whole else 16) else 4
-
-
-class Strides(NamedTuple):
-    """How many elements further the next row begins. All buffers of a kind have the same, see `codes.lie_alike`."""
-
-    codes: int
-    scales: int
-    shared: int
-    by_four: bool
-    """Do all codes begin at a multiple of four of them?"""
-
-    @classmethod
-    def of(cls, spec: KernelSpec, state: Mapping[str, Tensor]) -> Strides:
-        stored = dict(zip(spec.storages, spec.buffers, strict=False))  # one buffer of each kind
-        codes = [state[f"s_{name}"] for name in spec.quantized_buffers]
-        by_four = all(x.data_ptr() % (4 * x.itemsize) == 0 for x in codes)
-        scales = state[f"e_{stored['int8']}"].stride(0) if "int8" in stored else 1
-        shared = state[f"s_{stored['row']}"].stride(0) if "row" in stored else 1
-        return cls(codes[0].stride(0) if codes else 1, scales, shared, by_four)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"CODES": self.codes, "SCALES": self.scales, "SHARED": self.shared, "BY_FOUR": self.by_four}
+# Launches ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Launches:
-    """The two launches of one update, and how they cut the work."""
+class TileShape:
+    """The part of the sorted gradient rows that one program works on.
+
+    Attributes:
+        ids: Sorted ids of a tile.
+        columns: Columns of a tile, a power of two.
+        is_even: Whether the width of a row is a multiple of the columns.
+    """
+
+    ids: int
+    columns: int
+    is_even: bool
+
+    @classmethod
+    def of(cls, width: int, max_columns: int = MAX_TILE_COLUMNS, elements: int | None = None) -> TileShape:
+        """Choose the tile for rows of this width."""
+        columns = min(max_columns, 1 << (width - 1).bit_length())
+        return cls(max(1, (elements or TILE_ELEMENTS) // columns), columns, width % columns == 0)
+
+    def grid(self, n: int, width: int) -> tuple[int, int]:
+        """Return the number of tiles for n ids, and across the width of a row."""
+        return -(-n // self.ids), -(-width // self.columns)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the kernels."""
+        return {"TILE": self.ids, "COLUMNS": self.columns, "EVEN": self.is_even}
+
+
+class ProgramResources(NamedTuple):
+    """The size and the resources of a program."""
+
+    elements: int
+    """Elements of a tile."""
+    warps: int = 4
+    """Warps of a program."""
+    registers: int = 80
+    """Registers of a thread. With more registers, fewer programs run at the same time."""
+    parts: int = 1
+    """Groups of four columns that a thread has in a row. More groups mean less repeated work for each row."""
+
+    @classmethod
+    def of(cls, spec: KernelSpec, width: int, distinct: bool) -> ProgramResources:
+        """Choose the resources for a kernel and rows of this width."""
+        if not spec.storages or width < WIDE_ROW:
+            return cls(TILE_ELEMENTS)
+        if not distinct:
+            return cls(2048, registers=96, parts=4)
+        return cls(1024, 2, registers=128, parts=2) if "int8" in spec.storages else cls(TILE_ELEMENTS)
+
+
+class RowStrides(NamedTuple):
+    """The distance between two rows in elements, which is the same for all buffers of a kind.
+
+    `moment_state.has_uniform_row_strides` checks that.
+    """
+
+    quantized: int
+    """In quantized buffers."""
+    scales: int
+    """In scales."""
+    row_moments: int
+    """In moments that a row shares."""
+    is_aligned: bool
+    """Whether all quantized buffers are aligned to four values."""
+
+    @classmethod
+    def of(cls, spec: KernelSpec, state: Mapping[str, Tensor]) -> RowStrides:
+        """Return the strides of a table's state."""
+        buffer_of = dict(zip(spec.storages, spec.buffers, strict=False))  # one buffer for each storage
+        quantized = [state[f"s_{name}"] for name in spec.quantized_buffers]
+        is_aligned = all(x.data_ptr() % (4 * x.itemsize) == 0 for x in quantized)
+        scales = state[f"e_{buffer_of['int8']}"].stride(0) if "int8" in buffer_of else 1
+        row_moments = state[f"s_{buffer_of['row']}"].stride(0) if "row" in buffer_of else 1
+        return cls(quantized[0].stride(0) if quantized else 1, scales, row_moments, is_aligned)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the kernels."""
+        return {
+            "CODES": self.quantized,
+            "SCALES": self.scales,
+            "SHARED": self.row_moments,
+            "BY_FOUR": self.is_aligned,
+        }
+
+
+@dataclass(frozen=True)
+class SparseLaunches:
+    """The two launches of an update.
+
+    Attributes:
+        work: The dtype of the arithmetic.
+        tile: The tiles into which the work is divided.
+        within_tiles: Sums gradients, and updates the rows whose ids are in one tile.
+        across_tiles: Updates the rows whose ids span tiles.
+    """
 
     work: torch.dtype
-    cut: Cut
-    rows: Launch
-    seams: Launch
+    tile: TileShape
+    within_tiles: Launch
+    across_tiles: Launch
 
 
 @cache
-def _launches(
+def _make_launches(
     spec: KernelSpec,
     dtypes: tuple[torch.dtype, ...],
     width: int,
-    strides: Strides,
+    strides: RowStrides,
     counted: bool,
     guarded: bool,
     distinct: bool,
     in_bags: bool,
-    randomly: bool,
+    stochastic: bool,
     early: bool,
-) -> Launches:
+) -> SparseLaunches:
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    most = WIDEST if spec.storages or spec.row_steps else COLUMNS
-    tile = Tile.of(spec, width, distinct)
-    cut = Cut.of(width, most, tile.elements)
-    flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
-    before, after = {"WORK": triton_type(work)}, {**cut.constants, **strides.constants}
-    return Launches(
+    resources = ProgramResources.of(spec, width, distinct)
+    max_columns = MAX_ROW_WIDTH if spec.storages or spec.row_steps else MAX_TILE_COLUMNS
+    tile = TileShape.of(width, max_columns, resources.elements)
+    flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": stochastic}
+    before, after = {"WORK": triton_type(work)}, {**tile.constants, **strides.constants}
+    gradient = {"DISTINCT": distinct, "IN_BAGS": in_bags}
+    return SparseLaunches(
         work,
-        cut,
+        tile,
         Launch(
             kernel(spec, "rows"),
-            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, "EARLY": early, **flags, **after, "PARTS": tile.parts},
-            tile.warps,
-            tile.registers,
+            {**before, **gradient, "EARLY": early, **flags, **after, "PARTS": resources.parts},
+            resources.warps,
+            resources.registers,
             early,
         ),
         Launch(
             kernel(spec, "seams"),
             {**before, "EARLY": early, **flags, **after, "SPAN": SPAN},
-            seam_warps(cut, bool(spec.storages)),
+            _warps_across_tiles(tile, bool(spec.storages)),
             early=early,
         ),
     )
 
 
-def check_ids(param: Tensor, name: str = "the parameter") -> None:
-    """Raise IndexError if a step of this parameter had an id that is no row of it. Does not wait for the device."""
-    error, _ = _errors.get(param, (None, None))
-    if error is not None and error[0]:
-        bad = int(error[1])
-        error.zero_()
-        raise IndexError(
-            f"{name}: row id {bad} of an earlier step is out of range for {param.shape[0]} rows; "
-            "it was left out, the other rows of that step were updated"
-        )
-
-
-def error_of(param: Tensor) -> Tensor:
-    device = param.device
-    if param not in _errors:
-        error = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-        _errors[param] = error, set()
-    error, streams = _errors[param]
-    keep(error, device)
-    if device.type == "cuda" and not capturing(device):
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        if stream not in streams:
-            mark_in_use(error, device)
-            streams.add(stream)
-    return error
-
-
-def key_dtype(rows: int) -> torch.dtype:
-    """The narrowest dtype that holds the rows and one more: the narrower, the faster the sort."""
-    return torch.int16 if rows < 1 << 15 else torch.int32 if rows < 1 << 31 else torch.int64
+def _warps_across_tiles(tile: TileShape, needs_whole_rows: bool = False) -> int:
+    """Return the warps of a program that completes one row, or a part of it unless rows must be whole."""
+    return 1 if tile.columns <= (64 if needs_whole_rows else 16) else 4

@@ -33,20 +33,9 @@ from ...rules.update import ScalarFunctions
 from ..base import KernelBatch, Refusal, RefusalKind, UnavailableError, Words, Work, capturing
 from ..replay import TrackedContainers, is_replay_enabled
 from .dense import Batch, Cuda
-from .launch import Launch, mark_in_use, next_step, stochastic
-from .sparse import (
-    KEYS,
-    LONGEST,
-    CudaRows,
-    RowBatch,
-    RowGrad,
-    error_of,
-    key_dtype,
-    kind_of,
-    launches_for,
-    make_keys,
-    tensors_of,
-)
+from .launch import Launch, mark_in_use, next_step, rounds_stochastically
+from .sparse import CudaRows, RowBatch, find_launches, tensors_of
+from .sparse_grad import IDS_PER_PROGRAM, MAX_IDS, RowGrad, error_of, key_dtype, kind_of, make_keys
 
 DRIVER_FUNCTIONS = (
     "cuCtxGetCurrent",
@@ -278,8 +267,7 @@ class _Part:
         if not self.renew():
             raise UnavailableError("an option is a tensor, an array or a list, whose value may change unnoticed")
         self.steps = steps
-        tensors = [*batch.params, *batch.state] if isinstance(batch, RowBatch) else batch.lasting.tensors
-        self.fixed = TensorSnapshot(tensors, swappable=batch.params)
+        self.fixed = TensorSnapshot([*batch.params, *batch.state], swappable=batch.params)
         self.grads = None if self.is_sparse else TensorSnapshot(batch.params, of_grads=True)
         grads = 0 if self.grads is None else len(batch.params)
         self.words = len(self.row) + grads + grads % 2
@@ -355,16 +343,19 @@ def _replayable_batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]
             raise UnavailableError("a parameter was created in inference mode")
         if batch.params[0].device != device:
             raise UnavailableError("the parameters are on several devices")
-        if job.grad_scale is not None or job.found_inf is not None or batch.numbers.stay:
+        if job.grad_scale is not None or job.found_inf is not None or batch.numbers.on_device:
             raise UnavailableError("step counts or gradient scales are on the device")
         if isinstance(batch, RowBatch):
-            if stochastic(job.group):
+            if rounds_stochastically(job.group):
                 raise UnavailableError("embedding rows are rounded stochastically")
-            if batch.by_step is not None:
+            if batch.coefficient_table is not None:
                 raise UnavailableError("embedding rows count their own steps")
-        elif not batch.grads.of_grads or (batch.grads.kinds < 0).any():
+            continue
+        grads = job.grad_snapshot
+        kinds = None if grads is None else grads.kinds[job.grad_index[batch.positions]]
+        if kinds is None or (kinds < 0).any():
             raise UnavailableError("gradients are not in plain memory")
-        elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all():
+        if not batch.is_contiguous or not (kinds & 1).all():
             raise UnavailableError("parameters or gradients are not contiguous")
     if capturing(device):
         raise UnavailableError("a CUDA graph is being captured")
@@ -422,16 +413,16 @@ class ReplayedTable:
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         kernels = [BoundKernel.of(make_keys(self.in_bags), kind)]
         state, seed = tensors_of(slot), slot.seed if slot.storage else None
-        self.how, kind = launches_for(
+        self.kernels, kind = find_launches(
             spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
         )
-        kernels.append(BoundKernel.of(self.how.rows, kind))
-        self.longest, self.outgrown = LONGEST, False
+        kernels.append(BoundKernel.of(self.kernels.within_tiles, kind))
+        self.max_ids, self.outgrown = MAX_IDS, False
         try:
-            kernels.append(BoundKernel.of(self.how.seams, kind))
+            kernels.append(BoundKernel.of(self.kernels.across_tiles, kind))
         except UnavailableError:  # no step had more than one tile yet, so the kernel is not compiled
-            kernels.append(kernels[-1])  # it is never launched, because of `longest`
-            self.longest = self.how.cut.tile
+            kernels.append(kernels[-1])  # it is never launched, because of `max_ids`
+            self.max_ids = self.kernels.tile.ids
         tensors = {"p": param, **state, "error": error}
         if slot.counts is not None:
             tensors["counts"] = slot.counts
@@ -450,7 +441,7 @@ class ReplayedTable:
         ]
         self.n = 0
         self.memory = torch.empty(0, dtype=key_dtype(self.rows), device=param.device)
-        self.partials = torch.empty(0, dtype=self.how.work, device=param.device)
+        self.partials = torch.empty(0, dtype=self.kernels.work, device=param.device)
         self.sources = torch.empty(0, dtype=torch.int32, device=param.device)
         self._keep_alive = tensors
         self.sorted_by = self
@@ -496,11 +487,11 @@ class ReplayedTable:
 
     def _take(self, ids: Tensor, values: Tensor, gradients: int) -> bool:
         n, ids_address, values_address = ids.numel(), ids.data_ptr(), values.data_ptr()
-        if values.numel() != gradients * self.width or not 0 < n <= LONGEST or self.error[0]:
+        if values.numel() != gradients * self.width or not 0 < n <= MAX_IDS or self.error[0]:
             return False
         if (ids_address | values_address) & 15:
             return False
-        if n > self.longest:
+        if n > self.max_ids:
             self.outgrown = True
             return False
         if values.dtype is not self.dtypes[0] or ids.dtype is not self.dtypes[1] or self.param.shape != self.shape:
@@ -511,14 +502,14 @@ class ReplayedTable:
             self._allocate(n)
         arguments = self.arguments
         arguments["ids"], arguments["n"], arguments["values"] = ids_address, n, values_address
-        self.make_keys["blocks_x"] = -(-n // KEYS)
+        self.make_keys["blocks_x"] = -(-n // IDS_PER_PROGRAM)
         return True
 
     def _allocate(self, n: int) -> None:
         """Provide memory for n ids, and set the number of blocks of the launches."""
-        (tiles, across), device = self.how.cut.grid(n, self.width), self.param.device
+        (tiles, across), device = self.kernels.tile.grid(n, self.width), self.param.device
         if n > len(self.memory):
-            partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
+            partials = torch.empty((tiles, 2, self.width), dtype=self.kernels.work, device=device)
             sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
             memory = torch.empty(n, dtype=self.memory.dtype, device=device)
             self.memory, self.partials, self.sources = memory, partials, sources  # all of them, or none if it raises
