@@ -23,13 +23,13 @@ def _dense_only(layout: str, dtype: torch.dtype) -> bool:
 
 
 def _kernels(layout: str, dtype: torch.dtype) -> bool:
-    """Were the C kernels compiled when the package was installed?"""
+    """Whether the C kernels were compiled when the package was installed."""
     return cadam.CAdam([torch.zeros(1, dtype=dtype)]).explain()[0].engine == "native"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How to ask for an engine.
+    """The options that select an engine.
 
     `options` go to the constructor, `serves` says for which gradients (dense, or rows of a table) and dtypes it
     can be asked for here, and `runs` what `explain()` calls the engine that then runs each of them. `any_state` says
@@ -51,7 +51,7 @@ ENGINES: dict[str, Engine] = {
     "foreach-capturable": Engine({"foreach": True, "capturable": True}, {DENSE: "foreach"}, _dense_only),
 }
 
-# Those that run on plain numbers: enough where a fact does not hang on how scalars are kept.
+# Engines with plain numbers: enough for tests that do not depend on where scalars are stored.
 PLAIN_ENGINES = {name: engine for name, engine in ENGINES.items() if not engine.options.get("capturable")}
 
 

@@ -1,4 +1,4 @@
-"""Whatever a user changes between two steps counts in the next one.
+"""Every change that a user makes between two steps counts in the next one.
 
 Options, state, gradients and parameters are the user's to change, as in torch.optim. The check is always the same:
 an optimizer that never lived before, made with what is there now, does the same.
@@ -51,7 +51,7 @@ class Trained:
         )
 
     def reborn(self) -> Trained:
-        """The same in everything that can be seen, with a new optimizer."""
+        """Return a copy of everything that can be seen, with a new optimizer."""
         other = Trained.__new__(Trained)
         other.generator = self.generator.clone_state()
         listed = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -392,10 +392,10 @@ def test_an_option_that_needs_another_kernel_gets_it() -> None:
 
 
 class Scaled(Tensor):
-    """A tensor of a kind that gives its memory a meaning of its own."""
+    """A tensor subclass that interprets its memory in its own way."""
 
 
-def test_a_gradient_with_a_meaning_of_its_own_is_not_read_as_memory() -> None:
+def test_a_gradient_of_a_tensor_subclass_is_not_read_as_memory() -> None:
     p = Parameter(torch.zeros(3))
     optimizer = cadam.CAdam([p])
     p.grad = torch.ones(3).as_subclass(Scaled)

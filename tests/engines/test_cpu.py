@@ -120,7 +120,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
+    """Clear the caches of loaded libraries before and after a test; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = (loader.find_kernel, loader.package_library, selection._warn_once)
     for each in found:
@@ -149,7 +149,7 @@ def engine_of_a_step() -> cadam.optim.explain.ExplainedParam:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for a compiler, much faster: the library in use, with the fingerprint that is asked for."""
+    """A fast placeholder for a compiler: it copies the library in use and sets the requested fingerprint."""
     assert not isinstance(AVAILABLE, loader.UnavailableError)
     used, script = AVAILABLE[0].c, tmp_path / "compiler"
     script.write_text(
@@ -390,7 +390,7 @@ def test_parameters_that_share_memory_take_their_turns() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_table_that_grew_is_refused_not_written_beside() -> None:
+def test_a_table_that_grew_is_refused_and_nothing_is_written_out_of_bounds() -> None:
     table = torch.zeros(4, 2)
     update = cadam.optim.sparse_update.RowUpdate(
         table,
@@ -403,7 +403,7 @@ def test_a_table_that_grew_is_refused_not_written_beside() -> None:
     with pytest.raises(ValueError, match=r"exp_avg has shape \(4, 2\), the table \(400000, 2\)"):
         update(torch.tensor([399_999]), torch.ones(1, 2), step=2)
     assert not table.any()
-    table.data = torch.zeros(2, 4).t()  # of the right size, but not row by row
+    table.data = torch.zeros(2, 4).t()  # The size is right, but there is not one value per row.
     update(torch.tensor([1]), torch.ones(1, 2), step=2)
     assert table[1].all()
     assert not table[[0, 2, 3]].any()
@@ -670,7 +670,7 @@ def world_of_one() -> Iterator[None]:
 
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("kind", ["alone", "complex", "DTensor"])
-def test_a_gradient_yet_to_be_negated_keeps_its_sign_whatever_stands_beside_it(kind: str) -> None:
+def test_a_lazily_negated_gradient_keeps_its_sign_next_to_any_other(kind: str) -> None:
     """d/dw of |conj(1 + iw) - (0.2 + 2i)|^2 is a negated view; at w = 0.5 it is positive, and w falls."""
     w = torch.nn.Parameter(torch.tensor([0.5]))
     beside = {

@@ -118,7 +118,7 @@ def test_the_second_moment_of_bfloat16_weights_moves_where_torch_keeps_it_still(
 @engines
 @pytest.mark.parametrize("name", CONFIDENT)
 def test_gradients_whose_product_underflows_move_the_weight(name: str, engine: str, layout: str) -> None:
-    """In float16, m * g is zero for g = 1e-4: the mask must not go by it."""
+    """In float16, m * g is zero for g = 1e-4: the mask must not depend on it."""
     param = parameter([0.0, 0.0], torch.float16)
     grad = torch.tensor([1e-4, -1e-4], dtype=torch.float16)
     assert (0.1 * grad * grad == 0).all()
@@ -133,7 +133,7 @@ def test_gradients_whose_product_underflows_move_the_weight(name: str, engine: s
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", FAMILY)
 def test_state_dtype_survives_a_checkpoint(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-    """Moments are kept as asked for, saved so, loaded so, and the run goes on bit for bit."""
+    """Moments are stored, saved and loaded in the requested dtype, and the run continues bit for bit."""
     param, gradients = start(dtype), grads(4, dtype)
     optimizer = make(name, [param], state_dtype=state_dtype)
     run(optimizer, param, gradients[:2])

@@ -1,9 +1,9 @@
-"""Random lives of an optimizer: whatever happens between steps, the default engine does what the reference does.
+"""Random sequences of steps and changes: the default engine computes the results of the reference engine.
 
-A life is a model of a few parameters and some steps. Gradients are missing, kept, replaced, expanded, transposed,
-negated or conjugated lazily, sparse; options, engines, groups, state and data change in between, and the optimizer goes
-on as a copy of itself. All of it follows from the seed, so that the same life can be lived with the eager engine, which
-plans every step anew, and with any.
+A sequence (a "life") trains a few parameters for some steps. Gradients are missing, kept, replaced, expanded,
+transposed, lazily negated or conjugated, or sparse. Between steps, options, engines, groups, state and data change, or
+the optimizer is replaced by a copy. Everything follows from the seed, so the same sequence can be run with the eager
+engine, which makes a new plan for every step, and with any other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Life:
     # Steps
 
     def live(self) -> Iterator[list[Tensor]]:
-        """What can be seen after each step."""
+        """Yield everything that can be seen after each step."""
         for _ in range(STEPS):
             for _ in range(self.chance.choice([0, 0, 1] if self.is_calm else [0, 0, 1, 2])):
                 change = self.chance.choice(CHANGES)
@@ -117,7 +117,7 @@ def strided(life: Life, p: Tensor) -> Tensor:
 
 
 def conjugated(life: Life, p: Tensor) -> Tensor:
-    """Of a real parameter: the imaginary part of a conjugate, which is negated."""
+    """Return, for a real parameter, the imaginary part of a conjugate, which is lazily negated."""
     z = life.random(*p.shape, dtype=torch.complex128 if p.dtype == torch.float64 else torch.complex64).conj()
     return z if p.is_complex() else z.imag.to(p.dtype)
 
@@ -238,7 +238,7 @@ def save(life: Life) -> None:
 
 
 def load(life: Life) -> None:
-    """What was saved some steps ago, if it still fits."""
+    """Load what was saved some steps ago, if it still fits."""
     if life.saved is not None:
         try:
             life.optimizer.load_state_dict(life.saved)
@@ -273,7 +273,7 @@ def set_capturable(life: Life) -> None:
 
 
 def retype_data(life: Life) -> None:
-    """As model.bfloat16() and model.double() do it; the state stays as it is."""
+    """Change the dtype like model.bfloat16() and model.double(), which leave the state unchanged."""
     p = life.chance.choice(life.params)
     dtype = life.chance.choice([torch.float32, torch.float64, torch.bfloat16])
     if not p.is_complex():
@@ -304,7 +304,7 @@ def negate_data(life: Life) -> None:
 
 
 def lay_out_data(life: Life) -> None:
-    """The same values in another order of memory."""
+    """Change the memory layout and keep the values."""
     p = life.chance.choice(life.params)
     order = tuple(reversed(range(p.dim())))
     p.data = p.data.permute(order).contiguous().permute(order)

@@ -1,4 +1,4 @@
-"""Triton kernels on the CPU, in a process of their own: Triton asks once, on import, whether to interpret.
+"""Triton kernels on the CPU, in a separate process: Triton asks once, on import, whether to interpret.
 
 A module of cases ends with ``run_named(CASES)``; a test runs some of them by `run_cases`. Importing this module in
 such a process patches Triton's interpreter:
@@ -54,7 +54,9 @@ def run_named(cases: Mapping[str, Callable[[], None]]) -> None:
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(part for part in sys.path if part)  # the same cadam, and modules of the tests
+    path = os.pathsep.join(
+        part for part in sys.path if part
+    )  # The process imports this cadam and the modules of the tests.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 

@@ -18,7 +18,7 @@ def present(value: T | None) -> T:
 
 
 def assert_identical(actual: Any, expected: Any, where: str = "") -> None:
-    """The same structure with the same values; tensors also of the same dtype and device. NaN equals NaN."""
+    """Assert equal structures with equal values, and equal dtypes and devices of tensors. NaN equals NaN."""
     if isinstance(expected, Tensor):
         assert isinstance(actual, Tensor), where
         assert (actual.dtype, actual.device) == (expected.dtype, expected.device), where

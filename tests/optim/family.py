@@ -1,7 +1,7 @@
-"""Every optimizer there is, and what the tests of the mathematics share.
+"""All optimizer classes, and helpers for the tests of the mathematics.
 
-Those of the catalogue are found by their public names; a rule that has no class there gets two here, so that a new file
-in cadam/rules is tested like the others.
+The classes of the package are found by their public names. A rule without a class gets two classes here, so that a new
+file in cadam/rules is tested like the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every optimizer must compute, one element at a time, in float64.
+"""The result that every optimizer must compute, one element at a time, in float64.
 
 Written from the definitions, in their textbook form, with plain numbers and plain `if`s. It shares no code with the
 package and imports nothing but numpy, so that an error would have to be made twice to go unnoticed.

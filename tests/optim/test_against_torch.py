@@ -116,7 +116,7 @@ def starts() -> list[np.ndarray]:
 def walk(
     optimizer: torch.optim.Optimizer, params: list[Tensor], to_grad: Callable[[Tensor, np.ndarray], Tensor]
 ) -> None:
-    """The same 50 gradients for everybody, some of them zero."""
+    """Return the 50 gradients that all optimizers get, some of them zero."""
     rng = np.random.default_rng(2)
     for _ in range(STEPS):
         for param in params:
@@ -154,7 +154,7 @@ def test_equal(
     mine, other = [[parameter(start) for start in starts()] for _ in range(2)]
     optimizer = ours(mine, **options, **ENGINES[engine].options)
     reference = theirs(other, **their_options)
-    if theirs is pytorch_optimizer.Yogi:  # which starts exp_avg at the accumulator's initial value, too
+    if theirs is pytorch_optimizer.Yogi:  # It starts exp_avg at the initial accumulator too.
         accumulator = reference.param_groups[0]["initial_accumulator"]
         for param in other:
             moments = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.full_like(param, accumulator)}
@@ -172,7 +172,7 @@ def test_equal(
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.7, 0.95)])
 @pytest.mark.parametrize("engine", ROWS_ENGINES)
 def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], maximize: bool) -> None:
-    """But for eps, which SparseAdam adds before the bias correction: here it is too small to matter."""
+    """SparseAdam adds eps before the bias correction; here eps is too small to matter."""
     options: dict[str, Any] = {"lr": 0.02, "betas": betas, "eps": 1e-30, "maximize": maximize}
     start, *_ = starts()
     mine, other = [parameter(start)], [parameter(start)]
@@ -184,7 +184,7 @@ def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], ma
 
 
 @pytest.mark.parametrize("engine", ROWS_ENGINES)
-def test_eps_of_sparse_adam_stands_before_the_bias_correction(engine: str) -> None:
+def test_sparse_adam_adds_eps_before_the_bias_correction(engine: str) -> None:
     """At step t, SparseAdam's eps is our eps * sqrt(1 - beta2^t): both facts, in the first step."""
     (start, *_), grad, eps = starts(), np.full((1, 4), 0.5), 0.1
 
@@ -211,7 +211,7 @@ def test_sgdm_is_sgd_with_a_smaller_learning_rate(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", DENSE_ENGINES)
 def test_amsgrad_takes_the_maximum_after_the_correction_torch_before(engine: str) -> None:
-    """Gradients 1 and 0.1, b2 = 0.99: vhat is 1, then 0.01/0.0199. Ours keeps the 1, torch corrects its raw 0.01."""
+    """Gradients 1 and 0.1, b2 = 0.99: vhat is 1, then 0.01/0.0199. CAmsGrad keeps 1; torch corrects its raw 0.01."""
     grads, options = (1.0, 0.1), {"lr": 1.0, "betas": (0.0, 0.99), "eps": 0.0, "amsgrad": True}
 
     def second_step(optimizer: Callable[..., torch.optim.Optimizer], **more: Any) -> tuple[float, float]:

@@ -47,7 +47,7 @@ def test_aligned_are_the_elements_whose_momentum_and_gradient_agree(how: str) ->
 
 @over_how
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.Adam], ids=["confident", "plain"])
-def test_ratio_equals_a_count_of_its_own(cls: type[cadam.Optimizer], how: str) -> None:
+def test_the_ratio_equals_an_independent_count(cls: type[cadam.Optimizer], how: str) -> None:
     """Also without the mask: then it says what the mask would hold."""
     torch.manual_seed(0)
     param, momentum, aligned = torch.zeros(50, 3), torch.zeros(50, 3), 0
@@ -63,7 +63,7 @@ def test_ratio_equals_a_count_of_its_own(cls: type[cadam.Optimizer], how: str) -
 
 @over_how
 def test_rows_of_a_table_count_as_touched_and_the_table_as_seen(how: str) -> None:
-    """The same row twice is one row."""
+    """A row that occurs twice counts as one row."""
     table = torch.zeros(10, 2)
     optimizer = cadam.CAdam([table], **HOW[how])
     table.grad = rows(table, [3, 7, 3], [[1.0, 1.0], [1.0, -1.0], [1.0, -1.0]])
@@ -123,7 +123,7 @@ def test_names_are_the_parameters_own_or_their_place() -> None:
     assert list(cadam.CAdam(groups).alignment().parameters) == ["group0.0", "group0.1", "group1.0", "group1.1"]
 
 
-def test_before_the_first_step_there_is_no_ratio() -> None:
+def test_the_ratio_is_nan_before_the_first_step() -> None:
     total = cadam.CAdam([torch.zeros(3)]).alignment().total
     assert total == Ratio(0, 0, 0)
     assert math.isnan(total.over_all)
@@ -256,7 +256,7 @@ def test_ratios_add() -> None:
 
 
 class Writer:
-    """As TensorBoard's SummaryWriter."""
+    """A placeholder for TensorBoard's SummaryWriter."""
 
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int | None]] = {}
@@ -376,7 +376,7 @@ class Odd(Tensor):
 def test_what_the_kernels_cannot_serve_goes_to_lists_and_what_lists_may_not_know_to_the_reference(
     made: Any, engine: str
 ) -> None:
-    """Whatever the CPU takes by default, the engines before it are accounted for, each with a reason."""
+    """All engines before the default engine of the CPU are listed, each with a reason."""
     with_gaps = made(torch.zeros(4, 2)[:, 0])
     (row,) = explained([with_gaps]).values()
     assert row.engine == engine
@@ -385,7 +385,7 @@ def test_what_the_kernels_cannot_serve_goes_to_lists_and_what_lists_may_not_know
 
 
 def test_explain_takes_the_accelerators_way_elsewhere() -> None:
-    """On a device that is not the CPU the reference is nobody's default."""
+    """On a device other than the CPU, the reference is never the default."""
     (row,) = explained([torch.zeros(4, device="meta")]).values()
     assert row.engine not in ("eager", "native")
     assert row.device.type == "meta"
@@ -402,7 +402,7 @@ def test_explain_has_no_effects() -> None:
 
 @over_how
 def test_explain_tells_the_truth(how: str) -> None:
-    """What it says before the first gradient, before the first step and after it is the same."""
+    """The explanation is the same before the first gradient, before the first step and after it."""
     dense = [torch.zeros(3), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.bfloat16)]
     table = torch.zeros(4, 2)
     optimizer = cadam.CAdam([*dense, table], **HOW[how])
@@ -438,7 +438,7 @@ def test_counters_follow_a_parameter_to_another_device() -> None:
     assert optimizer._counter(moved).device.type == "meta"
 
 
-def test_parameters_of_the_same_name_are_told_apart() -> None:
+def test_parameters_with_the_same_name_get_different_labels() -> None:
     first, second = nn.Linear(4, 2), nn.Linear(2, 1)
     groups = [{"params": list(layer.named_parameters())} for layer in (first, second)]
     optimizer = cadam.CAdam(groups)

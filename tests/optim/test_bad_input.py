@@ -223,7 +223,7 @@ def test_a_step_on_fake_tensors_of_a_device_that_torch_was_not_built_for(how: di
     }
 
 
-def test_unknown_options_are_told_from_known_ones() -> None:
+def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match="CAdam: unknown option 'learning_rate'; did you mean 'lr'"):
         cadam.CAdam.options_of(learning_rate=0.1)
     with pytest.raises(TypeError, match="CAdam: unknown option 'confidence'; the options are amsgrad, betas"):
@@ -244,7 +244,7 @@ def test_misspelt_options_of_a_group(given: str, meant: str) -> None:
 
 @pytest.mark.parametrize("tag", ["initial_lr", "swa_lr", "max_lr", "lr_scale", "layer", "name"])
 @pytest.mark.filterwarnings("error")
-def test_tags_of_a_group_are_nobodys_business(tag: str) -> None:
+def test_tags_of_users_in_a_group_are_ignored(tag: str) -> None:
     optimizer = cadam.CAdam([{"params": [parameter()], tag: 0.1}])
     assert optimizer.param_groups[0][tag] == 0.1
 
@@ -458,7 +458,7 @@ def test_fake_tensors_are_stepped(device: str, how: dict[str, Any]) -> None:
     assert (exp_avg.shape, exp_avg.dtype, exp_avg.device) == (param.shape, torch.float32, param.device)
 
 
-def test_why_no_fused_engine_serves_is_said_of_those_that_could() -> None:
+def test_the_error_for_fused_names_only_applicable_engines() -> None:
     param = torch.ones(3, 2)[:, 0]
     param.grad = torch.ones(3)
     optimizer = cadam.CAdam([param], fused=True)
@@ -516,7 +516,7 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("bad", BAD_GRADIENTS)
 def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> None:
-    """No parameter, no state, no step count and no counter, though all others are good; then all goes on."""
+    """No parameter, state, step count or counter changes, though all others are good; later steps work again."""
     spoilt, message = BAD_GRADIENTS[bad]
     good, table, last = parameter(5), parameter(6, 2), Loose(torch.ones(4, 3))
     optimizer = cadam.CAdam([{"params": [good, table]}, {"params": [last], "lr": 0.1}], **HOW[how])
@@ -561,7 +561,7 @@ UNMOVED = [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn
 
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("dtype", UNMOVED, ids=str)
-def test_frozen_parameters_of_any_dtype_may_be_there(dtype: torch.dtype, how: dict[str, Any]) -> None:
+def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype, how: dict[str, Any]) -> None:
     """Quantized models hold them; they have neither gradient nor state, and are saved and loaded with the rest."""
     frozen, param = Parameter(torch.ones(2, 3).to(dtype), requires_grad=False), parameter()
     optimizer = cadam.CAdam([("frozen", frozen), ("trained", param)], lr=0.1, **how)
@@ -637,7 +637,7 @@ def test_a_closure_that_raises_changes_nothing() -> None:
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("how", HOW)
 def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
-    """It is no error, as in torch.optim; but the mask must not hide it. The other elements are fine."""
+    """As in torch.optim, it is not an error, but the mask must not hide it. The other elements are fine."""
     param, table = torch.ones(3), torch.ones(3)
     optimizer = cadam.CAdam([param, table], **HOW[how])
     param.grad = torch.tensor([1.0, bad, -1.0])
@@ -648,7 +648,7 @@ def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
 
 
 def test_an_option_spoilt_after_construction_is_not_silent() -> None:
-    """What a scheduler writes is not checked at every step, but it shows."""
+    """A value that a scheduler writes is not checked at every step, but it shows."""
     param = parameter()
     param.grad = torch.ones(3)
     optimizer = cadam.CAdam([param])
@@ -698,7 +698,7 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
     )
 
 
-def test_state_of_an_option_of_the_group_is_looked_at_too() -> None:
+def test_state_that_an_option_of_the_group_needs_is_checked() -> None:
     p = nn.Parameter(torch.ones(4, 2))
     optimizer = cadam.CAdam([{"params": [p], "amsgrad": True}])
     p.grad = torch.ones(4, 2)
@@ -728,7 +728,7 @@ def test_a_note_of_any_kind_in_a_group_is_the_users_own() -> None:
         assert optimizer.state[p]["step"] == step + 1
 
 
-def test_lists_of_tensors_that_autograd_is_to_look_through_are_refused() -> None:
+def test_foreach_with_differentiable_is_refused() -> None:
     p = torch.ones(3, requires_grad=True)
     optimizer = cadam.CAdam([p], foreach=True, differentiable=True)
     p.grad = torch.ones(3)

@@ -168,7 +168,7 @@ STEPS = 4
 
 
 def train_alone(cls: type[cadam.Optimizer], how: dict[str, Any]) -> list[Tensor]:
-    """What the processes together must make: each has half of the batch, and gradients are averaged."""
+    """Return the result of all processes together: each has half of the batch, and gradients are averaged."""
     model = net()
     optimizer = cls(model.parameters(), lr=0.1, weight_decay=0.01, **how)
     for step in range(STEPS):
@@ -233,7 +233,7 @@ def run_fsdp(rank: int) -> None:
                 for name in ("exp_avg", "exp_avg_sq"):
                     mine, other = again.state[param][name], optimizer.state[param][name]
                     assert_identical(mine.to_local(), other.to_local())
-            own = cls(model.parameters(), **how)  # the same engine: others round otherwise
+            own = cls(model.parameters(), **how)  # One engine for both, since engines round differently.
             own.load_state_dict(optimizer.state_dict())
             for opt in (optimizer, own):
                 before = [p.to_local().detach().clone() for p in dtensors(model)]
@@ -284,7 +284,7 @@ def run_dtensor(rank: int) -> None:
                 optimizer = cadam.CAdam([param, other], lr=0.1, **how)
                 plans = []
                 for step, grad in enumerate(grads):
-                    if step == 2:  # as FSDP does when it shards anew
+                    if step == 2:  # as FSDP does when it shards again
                         param._local_tensor = param._local_tensor.clone()
                     param.grad = distribute_tensor(grad, mesh, [grad_placement])
                     other.grad = torch.ones(3)
@@ -358,7 +358,7 @@ def run_sparse_beside_fsdp(rank: int) -> None:
 
 
 def run_zero(rank: int) -> None:
-    """torch's ZeroRedundancyOptimizer: every process keeps the state of its own share of the parameters."""
+    """torch's ZeroRedundancyOptimizer: every process has the state of its share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DistributedDataParallel(net())
@@ -446,7 +446,7 @@ def test_parameters_on_cpu_and_cuda(how: str) -> None:
 
 @pytest.mark.parametrize("cls", CONFIDENT.values())
 def test_pickle_round_trip(cls: type[cadam.Optimizer]) -> None:
-    """The copy goes on exactly as the original does."""
+    """The copy continues exactly like the original."""
     model = net()
     optimizer = cls([("a", model[0].weight), ("b", model[2].weight)], lr=0.1, weight_decay=0.1)
     for step in range(3):

@@ -65,7 +65,7 @@ def oracle_of(cls: type[cadam.Optimizer], param: np.ndarray, **options: Any) -> 
 
 
 def decaying(cls: type[cadam.Optimizer], decay: str) -> dict[str, Any]:
-    """What the constructor takes for a kind of decay."""
+    """Return the constructor arguments for a kind of weight decay."""
     if decay == "none":
         return {"weight_decay": 0.0}
     return {"weight_decay": WEIGHT_DECAY, "decoupled_weight_decay": decay == "decoupled"}

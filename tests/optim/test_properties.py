@@ -77,7 +77,7 @@ def assert_same(a: tuple[cadam.Optimizer, Tensor], b: tuple[cadam.Optimizer, Ten
         assert same_bits(buffer, others[name]), name
 
 
-# What an element does depends on the element alone --------------------------------------------------------
+# The update of an element depends on the element alone --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -122,7 +122,7 @@ def test_splitting_a_tensor_changes_nothing(name: str, grads: np.ndarray, data: 
 @pytest.mark.parametrize(("engine", "layout"), PLAIN)
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: str, layout: str) -> None:
-    """Each part has moments and a mask of its own: the same bits as a real parameter twice as large."""
+    """Each part has its own moments and mask: the bits are those of a real parameter twice as large."""
     rng = np.random.default_rng(5)
     parts = parameter(rng.standard_normal((4, 2, 2)), torch.float32)
     whole = torch.nn.Parameter(torch.view_as_complex(parts.detach().clone()))
@@ -165,7 +165,7 @@ def assert_equals_the_plain_rule(name: str, grads: np.ndarray, **options: Any) -
             run(*runs[-1], grads, layout)
         if engine != "foreach":
             assert_same(*runs)
-        elif "AdaBelief" not in name:  # which, never surprised, steps so far that nothing is left of small differences
+        elif "AdaBelief" not in name:  # Its steps are so large that they hide small differences.
             # Without a mask, one of its operations adds and divides at once, and rounds once less.
             torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-6, atol=1e-7)
 
@@ -297,7 +297,7 @@ def test_saving_and_loading_changes_nothing(
 @pytest.mark.parametrize(("engine", "layout"), served())
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_broken_gradient_shows(name: str, engine: str, layout: str) -> None:
-    """NaN or infinity leaves the parameter non-finite, masked or not, at any step; the other elements go on."""
+    """NaN or infinity leaves the parameter non-finite, masked or not, at any step; other elements are still updated."""
     for bad, before in product((math.nan, math.inf, -math.inf), (0, 1, 8)):
         param = parameter([0.5, 0.5, 0.5], torch.float32)
         optimizer = make(FAMILY[name], [param], engine)

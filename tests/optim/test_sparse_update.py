@@ -1,4 +1,4 @@
-"""Row updates on tensors of one's own: they are those of the optimizer class, and refuse what it refuses."""
+"""Sparse updates of plain tensors: they equal those of the optimizer class, and refuse the same input."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_row_updates_round_stochastically_only_where_that_can_be_done() -> None:
 @pytest.mark.parametrize("options", [{}, {"moments": "int8"}, {"second_moment": "row", "row_steps": True}], ids=str)
 @pytest.mark.parametrize("width", [16, 37])
 def test_a_table_of_half_precision_takes_gradients_in_float32(dtype: torch.dtype, options: Any, width: int) -> None:
-    """As TorchRec has them. The C kernels sum them in float32, as the reference does."""
+    """TorchRec makes such gradients. The C kernels sum them in float32, like the reference."""
     found = []
     for how in ({"fused": True}, {"foreach": False}):
         torch.manual_seed(0)

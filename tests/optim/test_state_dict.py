@@ -1,4 +1,4 @@
-"""State dicts go between torch's optimizers and ours, and between ours; what does not fit is refused whole."""
+"""State dicts are exchanged with torch's optimizers and among those of cadam; one that does not fit changes nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def snapshot(optimizer: cadam.Optimizer) -> Any:
 
 # Between torch and us ----------------------------------------------------------------------------------------------
 
-# Ours without the mask, so that the two can be compared exactly. SparseAdam adds eps before the correction.
+# Without the mask, so that the two can be compared exactly. SparseAdam adds eps before the correction.
 EQUALS: dict[str, tuple[Make, Make]] = {
     "Adam": (torch.optim.Adam, cadam.Adam),
     "Adam-l2": (partial(torch.optim.Adam, weight_decay=0.1), cadam.Adam),
@@ -93,8 +93,8 @@ over_equals = pytest.mark.parametrize("name", EQUALS)
 
 @pytest.mark.parametrize("switch_after", [1, 2, 7])
 @over_equals
-def test_training_goes_on_from_a_torch_checkpoint(name: str, switch_after: int) -> None:
-    """As if it had never been switched; all options come from the checkpoint."""
+def test_training_continues_from_a_torch_checkpoint(name: str, switch_after: int) -> None:
+    """The run continues as if it had not been switched; all options come from the checkpoint."""
     theirs, ours = EQUALS[name]
     sparse = name == "SparseAdam"
     grads = gradients(12)
@@ -108,7 +108,7 @@ def test_training_goes_on_from_a_torch_checkpoint(name: str, switch_after: int) 
 
 @pytest.mark.parametrize("switch_after", [1, 2, 7])
 @over_equals
-def test_training_goes_on_in_torch(name: str, switch_after: int) -> None:
+def test_training_continues_in_torch(name: str, switch_after: int) -> None:
     theirs, ours = EQUALS[name]
     sparse = name == "SparseAdam"
     grads = gradients(12)
@@ -147,7 +147,7 @@ def test_a_large_step_count_is_exact() -> None:
     assert [state["step"].item() for state in after.state.values()] == [16_777_215.0] * 3
 
 
-def test_moving_average_goes_on_in_torch() -> None:
+def test_the_moving_average_continues_in_torch() -> None:
     """SGDM as the paper has it is SGD with dampening = momentum, once it has begun."""
     grads = gradients(8)
     stayed = train(cadam.SGDM(parameters(), lr=0.1), grads)
@@ -168,7 +168,7 @@ def test_moving_average_with_nesterov_has_no_counterpart_in_torch() -> None:
 
 
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
-def test_amsgrad_goes_on_where_the_two_definitions_agree(direction: str) -> None:
+def test_amsgrad_continues_where_the_two_definitions_agree(direction: str) -> None:
     grads = gradients(10, growing=True)
     make: dict[str, Make] = {
         "theirs": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
@@ -220,7 +220,7 @@ def test_for_torch_leaves_what_it_is_given_and_writes_torchs_options() -> None:
     assert set(written["param_groups"][0]) == set(theirs) | {"decoupled_weight_decay"}
 
 
-# What stays ours -------------------------------------------------------------------------------------------------
+# Options that are not loaded -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", [torch.optim.Adam, cadam.Adam], ids=["torch", "ours"])
@@ -332,7 +332,7 @@ def test_users_own_tags_are_kept() -> None:
     assert (other.param_groups[0]["initial_lr"], other.param_groups[0]["table"]) == (0.5, "users")
 
 
-def test_parameters_without_state_start_anew() -> None:
+def test_parameters_without_state_start_from_zero() -> None:
     state_dict = train(torch.optim.Adam(parameters()), gradients(3)).state_dict()
     del state_dict["state"][1]
     ours = cadam.CAdam(parameters())
@@ -529,8 +529,8 @@ def test_parameters_of_the_same_name_keep_their_state() -> None:
             assert torch.equal(ours.state[param]["exp_avg"], source.state[param]["exp_avg"])
 
 
-def test_two_optimizers_of_torch_go_on_as_one() -> None:
-    """Adam for the dense part and SparseAdam for the tables, taken over by a single optimizer."""
+def test_two_optimizers_of_torch_continue_as_one() -> None:
+    """A single optimizer loads the state of Adam for the dense part and of SparseAdam for the tables."""
 
     def model() -> torch.nn.ModuleList:
         torch.manual_seed(0)
@@ -577,7 +577,7 @@ def test_loading_makes_copies() -> None:
     first.load_state_dict(saved)
     second.load_state_dict(saved)
     held = [storages([list(o.state.values()), o.param_groups]) for o in (source, first, second)]
-    assert len(held[0]) == 15  # of three parameters four each, lr and betas
+    assert len(held[0]) == 15  # four for each of three parameters, lr and betas
     assert len(held[0] | held[1] | held[2]) == 45
     kept = copied(second.state_dict())
     train(first, gradients(2, seed=5))

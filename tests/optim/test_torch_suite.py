@@ -1,7 +1,9 @@
-"""Our optimizers in the place of torch's: what PyTorch's own tests ask of Adam, AdamW, SGD, RAdam and SparseAdam.
+"""The requirements of PyTorch's own tests for Adam, AdamW, SGD, RAdam and SparseAdam, with the optimizers of cadam.
 
-Built on the inputs that PyTorch keeps for its tests (`OptimizerInfo`). Every configuration is taken, those for CUDA
-too: here capturable works on the CPU as well.
+`tests/torch_tests.py` runs PyTorch's test files themselves, but it needs a source tree of PyTorch: wheels do not
+contain them. This file needs an installed torch only, so it is part of every test run. It uses the inputs that torch
+ships for its tests (`OptimizerInfo`), and goes further than they do: every configuration is tested, including those
+that torch restricts to CUDA, since `capturable` works on the CPU here, and results are compared to the bit.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class CSGDM(cadam.CSGDM):
 
 
 @dataclass(frozen=True)
-class StandIn:
+class TorchConfig:
     """One of our optimizers and the one of torch whose place it takes."""
 
     cls: type[cadam.Optimizer]
@@ -73,20 +75,20 @@ class StandIn:
 
 INFOS = {info.name: info for info in optim_db}
 STAND_INS = [
-    StandIn(cadam.CAdam, INFOS["Adam"]),
-    StandIn(cadam.CAdamW, INFOS["AdamW"]),
-    StandIn(CSGDM, INFOS["SGD"]),
-    StandIn(cadam.CRAdam, INFOS["RAdam"]),
-    StandIn(cadam.CAdam, INFOS["SparseAdam"]),
+    TorchConfig(cadam.CAdam, INFOS["Adam"]),
+    TorchConfig(cadam.CAdamW, INFOS["AdamW"]),
+    TorchConfig(CSGDM, INFOS["SGD"]),
+    TorchConfig(cadam.CRAdam, INFOS["RAdam"]),
+    TorchConfig(cadam.CAdam, INFOS["SparseAdam"]),
 ]
-DENSE = [stand_in for stand_in in STAND_INS if not stand_in.sparse]
+DENSE = [config for config in STAND_INS if not config.sparse]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stand-in with one configuration of the optimizer that it stands for."""
+    """One configuration of an optimizer, in place of the torch optimizer."""
 
-    stand_in: StandIn
+    config: TorchConfig
     kwargs: dict[str, Any]
     description: str
 
@@ -94,37 +96,37 @@ class Case:
         return {**deepcopy(self.kwargs), **other}
 
     def optimizer(self, params: Any, **other: Any) -> cadam.Optimizer:
-        return self.stand_in.cls(params, **self.options(**other))
+        return self.config.cls(params, **self.options(**other))
 
     @property
     def sparse(self) -> bool:
-        return self.stand_in.sparse
+        return self.config.sparse
 
     @property
     def maximize(self) -> bool:
         return self.kwargs.get("maximize", False)
 
     def __str__(self) -> str:
-        return f"{self.stand_in}-{self.description}"
+        return f"{self.config}-{self.description}"
 
 
-def configurations(stand_in: StandIn, *skip: str) -> list[Case]:
+def configurations(config: TorchConfig, *skip: str) -> list[Case]:
     """All configurations with every implementation but the skipped ones."""
     inputs = _get_optim_inputs_including_global_cliquey_kwargs(
-        "cuda", torch.float32, stand_in.info, skip=tuple({*NOT_HERE, *skip})
+        "cuda", torch.float32, config.info, skip=tuple({*NOT_HERE, *skip})
     )
-    return [Case(stand_in, each.kwargs, each.desc) for each in inputs]
+    return [Case(config, each.kwargs, each.desc) for each in inputs]
 
 
-def over_cases(*skip: str, stand_ins: list[StandIn] = STAND_INS) -> Any:
-    """The test runs with every configuration of the stand-ins, but for the skipped implementations."""
-    found = [case for stand_in in stand_ins for case in configurations(stand_in, *skip)]
+def over_cases(*skip: str, configs: list[TorchConfig] = STAND_INS) -> Any:
+    """Run the test with every configuration, except for the skipped implementations."""
+    found = [case for config in configs for case in configurations(config, *skip)]
     return pytest.mark.parametrize("case", found, ids=str)
 
 
 # Autograd looks through a differentiable step, so its parameters cannot be leaves that are trained in place.
 trainable = partial(over_cases, "differentiable")
-over_stand_ins = pytest.mark.parametrize("stand_in", STAND_INS, ids=str)
+over_configs = pytest.mark.parametrize("config", STAND_INS, ids=str)
 
 
 class Line:
@@ -193,29 +195,29 @@ def _seed() -> None:
 
 
 def error_inputs() -> Iterator[Any]:
-    for stand_in in STAND_INS:
-        for error in stand_in.info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+    for config in STAND_INS:
+        for error in config.info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
             description = error.optimizer_error_input.desc
-            if description != "complex not supported":  # SparseAdam's; ours takes them, see below
-                yield pytest.param(stand_in, error, id=f"{stand_in}-{description}")
+            if description != "complex not supported":  # only SparseAdam refuses them; cadam accepts them, see below
+                yield pytest.param(config, error, id=f"{config}-{description}")
 
 
-@pytest.mark.parametrize(("stand_in", "error"), list(error_inputs()))
-def test_what_torch_refuses_is_refused_with_its_words(stand_in: StandIn, error: Any) -> None:
+@pytest.mark.parametrize(("config", "error"), list(error_inputs()))
+def test_what_torch_refuses_is_refused_with_its_words(config: TorchConfig, error: Any) -> None:
     given = error.optimizer_error_input
     params = given.params if given.params is not None else [Parameter(torch.randn(1))]
     kind, words = error.error_type, error.error_regex
     if issubclass(kind, Warning):
         with pytest.warns(kind, match=words):
-            stand_in.cls(params, **given.kwargs)
+            config.cls(params, **given.kwargs)
         return
     if "dense parameter tensors" in words:  # torch's message begins with the name of its class
         words = "requires dense parameter tensors"
     if error.error_on == OptimizerErrorEnum.CONSTRUCTION_ERROR:
         with pytest.raises(kind, match=words):
-            stand_in.cls(params, **given.kwargs)
+            config.cls(params, **given.kwargs)
     else:
-        optimizer = stand_in.cls(params, **given.kwargs)
+        optimizer = config.cls(params, **given.kwargs)
         with pytest.raises(kind, match=words):
             optimizer.step()
 
@@ -239,15 +241,15 @@ def test_complex_parameters_take_sparse_gradients() -> None:
 # Right direction -----------------------------------------------------------------------------------------------
 
 
-def plans(stand_in: StandIn) -> list[list[Callable[[Any], Any]]]:
+def plans(config: TorchConfig) -> list[list[Callable[[Any], Any]]]:
     """Lists of schedulers, the empty one first."""
-    return [[], *stand_in.info.scheduler_inputs]
+    return [[], *config.info.scheduler_inputs]
 
 
 @pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
 @over_cases("differentiable", "foreach", "fused")
 def test_reference_goes_the_right_direction(case: Case, contiguous: bool) -> None:
-    for plan in plans(case.stand_in) if contiguous else [[]]:
+    for plan in plans(case.config) if contiguous else [[]]:
         line = Line(case.sparse, contiguous)
         optimizer = case.optimizer(line.params, foreach=False)
         running = [scheduler(optimizer) for scheduler in plan]
@@ -256,11 +258,11 @@ def test_reference_goes_the_right_direction(case: Case, contiguous: bool) -> Non
         line.assert_moved(before, case)
 
 
-@over_stand_ins
-def test_groups_with_schedulers_and_closures_go_the_right_direction(stand_in: StandIn) -> None:
-    for plan in stand_in.info.scheduler_inputs:
-        line = Line(stand_in.sparse)
-        optimizer = stand_in.cls([{"params": line.params[:1]}, {"params": line.params[1:], "lr": 0.01}])
+@over_configs
+def test_groups_with_schedulers_and_closures_go_the_right_direction(config: TorchConfig) -> None:
+    for plan in config.info.scheduler_inputs:
+        line = Line(config.sparse)
+        optimizer = config.cls([{"params": line.params[:1]}, {"params": line.params[1:], "lr": 0.01}])
         running = [scheduler(optimizer) for scheduler in plan]
         before = line.loss().item()
         for _ in range(20):
@@ -275,7 +277,7 @@ def test_groups_have_their_own_weight_decay(case: Case) -> None:
     options = case.options()
     groups = [{"params": line.params[:1], **options}, {"params": line.params[1:], **options, "weight_decay": 0.0}]
     before = line.loss().item()
-    line.train(case.stand_in.cls(groups), 20)
+    line.train(case.config.cls(groups), 20)
     line.assert_moved(before, case)
 
 
@@ -284,7 +286,7 @@ def test_groups_have_their_own_learning_rate(case: Case) -> None:
     line, still = Line(case.sparse), Parameter(torch.randn(2))
     options = case.options()
     options.setdefault("lr", 1e-3)
-    optimizer = case.stand_in.cls([{"params": line.params, **options}, {"params": [still]}], lr=1e-28)
+    optimizer = case.config.cls([{"params": line.params, **options}, {"params": [still]}], lr=1e-28)
     before, where = line.loss().item(), still.detach().clone()
     for _ in range(20):
         line.backward()
@@ -294,13 +296,13 @@ def test_groups_have_their_own_learning_rate(case: Case) -> None:
     assert torch.equal(still, where)
 
 
-@over_stand_ins
-def test_groups_are_as_good_as_separate_optimizers(stand_in: StandIn) -> None:
-    together = Line(stand_in.sparse)
+@over_configs
+def test_groups_are_as_good_as_separate_optimizers(config: TorchConfig) -> None:
+    together = Line(config.sparse)
     apart = together.copy()
     own = [{"lr": 0.03, "weight_decay": 0.1}, {"lr": 0.2, "maximize": True}]
-    both = stand_in.cls([{"params": [p], **o} for p, o in zip(together.params, own, strict=True)])
-    each = [stand_in.cls([p], **o) for p, o in zip(apart.params, own, strict=True)]
+    both = config.cls([{"params": [p], **o} for p, o in zip(together.params, own, strict=True)])
+    each = [config.cls([p], **o) for p, o in zip(apart.params, own, strict=True)]
     for _ in range(5):
         together.backward()
         apart.backward()
@@ -318,7 +320,7 @@ def test_tensor_lr_equals_number(case: Case) -> None:
     line = Line(case.sparse)
     other = line.copy()
     lr = torch.tensor([[1e-3]], dtype=torch.float64)
-    if case.kwargs.get("foreach") and not case.kwargs.get("capturable") and "betas" in case.stand_in.cls.rule.defaults:
+    if case.kwargs.get("foreach") and not case.kwargs.get("capturable") and "betas" in case.config.cls.rule.defaults:
         with pytest.raises(ValueError, match="lr as a Tensor is not supported for capturable=False and foreach=True"):
             case.optimizer(other.params, lr=lr)
         return
@@ -333,25 +335,25 @@ def test_tensor_lr_equals_number(case: Case) -> None:
 @pytest.mark.parametrize(
     "how", [{"foreach": False}, {"capturable": True}, {"capturable": True, "foreach": True}], ids=str
 )
-@pytest.mark.parametrize("stand_in", [s for s in STAND_INS if s.cls is not CSGDM], ids=str)
-def test_tensor_betas_equal_numbers(stand_in: StandIn, how: dict[str, bool]) -> None:
-    line = Line(stand_in.sparse)
+@pytest.mark.parametrize("config", [s for s in STAND_INS if s.cls is not CSGDM], ids=str)
+def test_tensor_betas_equal_numbers(config: TorchConfig, how: dict[str, bool]) -> None:
+    line = Line(config.sparse)
     other = line.copy()
-    optimizer = stand_in.cls(line.params, betas=(0.8, 0.95), **how)
+    optimizer = config.cls(line.params, betas=(0.8, 0.95), **how)
     betas = (torch.tensor([[[0.8]]], dtype=torch.float64), torch.tensor([0.95], dtype=torch.float64))
-    tensor_optimizer = stand_in.cls(other.params, betas=betas, **how)
+    tensor_optimizer = config.cls(other.params, betas=betas, **how)
     assert all(beta.shape == () for beta in tensor_optimizer.param_groups[0]["betas"])
     line.train(optimizer, 8)
     other.train(tensor_optimizer, 8)
     assert_close(line.params, other.params)
 
 
-@over_stand_ins
-def test_a_tensor_lr_is_read_anew_in_every_step(stand_in: StandIn) -> None:
-    line = Line(stand_in.sparse)
+@over_configs
+def test_a_tensor_lr_is_read_in_every_step(config: TorchConfig) -> None:
+    line = Line(config.sparse)
     other = line.copy()
     lr = torch.tensor(0.1)
-    optimizer, tensor_optimizer = stand_in.cls(line.params, lr=0.1), stand_in.cls(other.params, lr=lr)
+    optimizer, tensor_optimizer = config.cls(line.params, lr=0.1), config.cls(other.params, lr=lr)
     for factor in (1.0, 0.5, 0.0, 2.0):
         lr.fill_(0.1 * factor)
         optimizer.param_groups[0]["lr"] = lr.item()
@@ -379,26 +381,26 @@ def coordinate_gradient(param: Tensor, coordinate: int, sparse: bool) -> Tensor:
 
 
 def rosenbrock_cases() -> Iterator[Any]:
-    for stand_in in STAND_INS:
-        info = stand_in.info
+    for config in STAND_INS:
+        info = config.info
         if info.supports_sparse or info.only_supports_sparse_grads:
             tuned, sparse_plan = info.metadata_for_sparse
             seen: list[dict[str, Any]] = []
-            for case in configurations(stand_in, "differentiable"):
+            for case in configurations(config, "differentiable"):
                 rest = {k: v for k, v in case.kwargs.items() if k not in tuned}
                 if rest not in seen:
                     seen.append(rest)
                     kwargs = {**rest, "lr": tuned["lr"]}
                     for plan in [[], sparse_plan] if sparse_plan else [[]]:
-                        yield pytest.param(stand_in, kwargs, plan, id=f"{stand_in}-{rest}-{len(plan)}")
+                        yield pytest.param(config, kwargs, plan, id=f"{config}-{rest}-{len(plan)}")
 
 
-@pytest.mark.parametrize(("stand_in", "kwargs", "plan"), list(rosenbrock_cases()))
-def test_sparse_rosenbrock_by_coordinates(stand_in: StandIn, kwargs: dict[str, Any], plan: list[Any]) -> None:
+@pytest.mark.parametrize(("config", "kwargs", "plan"), list(rosenbrock_cases()))
+def test_sparse_rosenbrock_by_coordinates(config: TorchConfig, kwargs: dict[str, Any], plan: list[Any]) -> None:
     """Goes down; where a dense gradient means the same, it does the same."""
     start = torch.tensor([1.5, 1.5])
     sparse_param, dense_param = start.clone(), start.clone()
-    optimizers = [stand_in.cls([param], **deepcopy(kwargs)) for param in (sparse_param, dense_param)]
+    optimizers = [config.cls([param], **deepcopy(kwargs)) for param in (sparse_param, dense_param)]
     running = [[scheduler(optimizer) for scheduler in plan] for optimizer in optimizers]
     for i in range(200):
         sparse_param.grad = coordinate_gradient(sparse_param, i % 2, sparse=True)
@@ -407,7 +409,7 @@ def test_sparse_rosenbrock_by_coordinates(stand_in: StandIn, kwargs: dict[str, A
             optimizer.step()
         for schedule in running:
             advance(schedule, 0.0)
-        if not stand_in.sparse:
+        if not config.sparse:
             assert_close(sparse_param, dense_param, atol=5e-6, rtol=5e-6)
     before, after = rosenbrock(start), rosenbrock(sparse_param)
     assert after > before if kwargs.get("maximize") else after < before / 10
@@ -416,7 +418,7 @@ def test_sparse_rosenbrock_by_coordinates(stand_in: StandIn, kwargs: dict[str, A
 # Complex parameters ----------------------------------------------------------------------------------------------
 
 
-@over_cases("differentiable", "fused", stand_ins=DENSE)
+@over_cases("differentiable", "fused", configs=DENSE)
 def test_complex_parameters_move_as_their_real_views(case: Case) -> None:
     """Complex and real parameters may be mixed; each part has its own mask."""
     mixed = [torch.randn(10, 5, dtype=torch.complex64), torch.randn(10, dtype=torch.complex64), torch.randn(10, 5)]
@@ -431,7 +433,7 @@ def test_complex_parameters_move_as_their_real_views(case: Case) -> None:
         assert_identical([torch.view_as_real(p) if p.is_complex() else p for p in mixed], real)
 
 
-@over_cases("differentiable", "fused", stand_ins=DENSE)
+@over_cases("differentiable", "fused", configs=DENSE)
 def test_complex_parameters_move_as_two_real_ones(case: Case) -> None:
     point = torch.randn(2, dtype=torch.complex64, requires_grad=True)
     parts = [point.real.detach().clone().requires_grad_(), point.imag.detach().clone().requires_grad_()]
@@ -480,7 +482,7 @@ def reference_and(faster: str, case: Case, params: list[list[Tensor]]) -> list[c
 
 @over_faster
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@over_cases("differentiable", "foreach", "fused", stand_ins=DENSE)
+@over_cases("differentiable", "foreach", "fused", configs=DENSE)
 def test_faster_engines_match_the_reference(case: Case, dtype: torch.dtype, faster: str) -> None:
     """Also over a step without gradients, with a layer that is frozen for a while, 0-dim and empty tensors."""
     x = torch.linspace(0.1, 0.6, 6, dtype=dtype).reshape(3, 2)
@@ -516,7 +518,7 @@ def assert_match(faster: str, case: Case, params: list[Tensor], steps: int) -> N
 
 
 @over_faster
-@over_cases("differentiable", "foreach", "fused", stand_ins=DENSE)
+@over_cases("differentiable", "foreach", "fused", configs=DENSE)
 def test_faster_engines_match_the_reference_over_mixed_dtypes(case: Case, faster: str) -> None:
     dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
     if faster == "foreach":  # as in torch, complex parameters are not for the fused kernels
@@ -526,16 +528,16 @@ def test_faster_engines_match_the_reference_over_mixed_dtypes(case: Case, faster
 
 @over_faster
 @pytest.mark.parametrize("shapes", [[(3, 2)] * 100, [(100_003,), (300, 300)]], ids=["many", "large"])
-@pytest.mark.parametrize("stand_in", DENSE, ids=str)
-def test_faster_engines_match_the_reference_on_large_lists(stand_in: StandIn, shapes: list[Any], faster: str) -> None:
-    assert_match(faster, Case(stand_in, {}, ""), [torch.randn(shape) for shape in shapes], steps=2)
+@pytest.mark.parametrize("config", DENSE, ids=str)
+def test_faster_engines_match_the_reference_on_large_lists(config: TorchConfig, shapes: list[Any], faster: str) -> None:
+    assert_match(faster, Case(config, {}, ""), [torch.randn(shape) for shape in shapes], steps=2)
 
 
-@pytest.mark.parametrize("stand_in", DENSE, ids=str)
-def test_fused_is_refused_on_the_meta_device(stand_in: StandIn) -> None:
+@pytest.mark.parametrize("config", DENSE, ids=str)
+def test_fused_is_refused_on_the_meta_device(config: TorchConfig) -> None:
     param = torch.ones(3, device="meta")
     param.grad = torch.ones(3, device="meta")
-    optimizer = stand_in.cls([param], fused=True)
+    optimizer = config.cls([param], fused=True)
     with pytest.raises(RuntimeError, match="fused=True, but no fused engine can serve it"):
         optimizer.step()
     assert not optimizer.state
@@ -543,15 +545,15 @@ def test_fused_is_refused_on_the_meta_device(stand_in: StandIn) -> None:
 
 @pytest.mark.parametrize("default", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("foreach", [False, True], ids=["reference", "foreach"])
-@pytest.mark.parametrize("stand_in", DENSE, ids=str)
-def test_step_count_is_float32(stand_in: StandIn, foreach: bool, default: torch.dtype) -> None:
-    """Whatever the default dtype: the fused engines count in float32. torch follows a default of float64."""
+@pytest.mark.parametrize("config", DENSE, ids=str)
+def test_step_count_is_float32(config: TorchConfig, foreach: bool, default: torch.dtype) -> None:
+    """The fused engines count in float32 for any default dtype. torch follows a default of float64."""
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(default)
         param = Parameter(torch.ones(3))
         param.grad = torch.ones(3)
-        optimizer = stand_in.cls([param], foreach=foreach)
+        optimizer = config.cls([param], foreach=foreach)
         optimizer.step()
         optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
         optimizer.step()
@@ -601,10 +603,10 @@ def test_scalars_and_empty_tensors_are_parameters_too(case: Case) -> None:
     assert empty.shape == (0, 4)
 
 
-@over_stand_ins
-def test_state_is_not_empty_after_a_step(stand_in: StandIn) -> None:
-    line = Line(stand_in.sparse)
-    optimizer = stand_in.cls(line.params)
+@over_configs
+def test_state_is_not_empty_after_a_step(config: TorchConfig) -> None:
+    line = Line(config.sparse)
+    optimizer = config.cls(line.params)
     assert not optimizer.state
     line.train(optimizer, 1)
     assert len(optimizer.state) == 2
@@ -624,7 +626,7 @@ def nameless(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_goes_on_exactly(case: Case, first: bool = False, second: bool = False) -> cadam.Optimizer:
-    """A new optimizer that loads the state dict goes on bit for bit, and writes the same one."""
+    """A new optimizer that loads the state dict continues bit for bit, and writes the same state dict."""
     line = Line(case.sparse)
     optimizer = case.optimizer(named(line.params, first))
     line.train(optimizer, 4)
@@ -639,23 +641,23 @@ def assert_goes_on_exactly(case: Case, first: bool = False, second: bool = False
 
 
 @trainable()
-def test_state_dict_says_all_there_is(case: Case) -> None:
+def test_the_state_dict_is_complete(case: Case) -> None:
     assert_goes_on_exactly(case)
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["to names", "to nameless"])
 @pytest.mark.parametrize("first", [True, False], ids=["from names", "from nameless"])
-@over_stand_ins
-def test_state_dicts_go_between_named_and_nameless(stand_in: StandIn, first: bool, second: bool) -> None:
+@over_configs
+def test_state_dicts_go_between_named_and_nameless(config: TorchConfig, first: bool, second: bool) -> None:
     """The names stay, wherever they came from."""
-    successor = assert_goes_on_exactly(Case(stand_in, {}, ""), first, second)
+    successor = assert_goes_on_exactly(Case(config, {}, ""), first, second)
     names = ["name0", "name1"] if first or second else None
     assert successor.state_dict()["param_groups"][0].get("param_names") == names
 
 
-@over_stand_ins
-def test_repeated_groups_are_written_alike(stand_in: StandIn) -> None:
-    optimizer = stand_in.cls(Line().params)
+@over_configs
+def test_repeated_groups_are_written_alike(config: TorchConfig) -> None:
+    optimizer = config.cls(Line().params)
     once = optimizer.state_dict()["param_groups"]
     optimizer.param_groups.extend(optimizer.param_groups)
     assert optimizer.state_dict()["param_groups"] == once * 2
@@ -669,7 +671,7 @@ def test_older_state_dicts_load(case: Case) -> None:
     line.train(optimizer, 3)
     old = deepcopy(optimizer.state_dict())
     for group in old["param_groups"]:
-        for flag in (*case.stand_in.info.not_og_supported_flags, "state_dtype", "track_alignment"):
+        for flag in (*case.config.info.not_og_supported_flags, "state_dtype", "track_alignment"):
             group.pop(flag, None)
     other = line.copy()
     successor = case.optimizer(other.params)
@@ -751,7 +753,7 @@ def test_deepcopy_is_independent_and_complete(case: Case) -> None:
 @over_cases()
 def test_printing_shows_the_options(case: Case) -> None:
     shown = repr(case.optimizer(Line().params))
-    assert shown.startswith(case.stand_in.cls.__name__)
+    assert shown.startswith(case.config.cls.__name__)
     for name in case.kwargs:
         assert f" {name}:" in shown
 
@@ -759,9 +761,9 @@ def test_printing_shows_the_options(case: Case) -> None:
 # Hooks -----------------------------------------------------------------------------------------------------------
 
 
-@over_stand_ins
-def test_state_dict_hooks(stand_in: StandIn) -> None:
-    optimizer = stand_in.cls(Line().params)
+@over_configs
+def test_state_dict_hooks(config: TorchConfig) -> None:
+    optimizer = config.cls(Line().params)
 
     def before(opt: torch.optim.Optimizer) -> None:
         opt.state["note"] = 1  # type: ignore[index]
@@ -780,20 +782,20 @@ def test_state_dict_hooks(stand_in: StandIn) -> None:
     first.remove()
 
 
-@over_stand_ins
-def test_entries_of_no_parameter_are_loaded_as_they_are(stand_in: StandIn) -> None:
+@over_configs
+def test_entries_of_no_parameter_are_loaded_as_they_are(config: TorchConfig) -> None:
     """A hook may keep notes in the state, and finds them again."""
-    optimizer = stand_in.cls(Line().params)
+    optimizer = config.cls(Line().params)
     optimizer.state["note"] = {"epoch": 3}  # type: ignore[index]
-    successor = stand_in.cls(Line().params)
+    successor = config.cls(Line().params)
     successor.load_state_dict(optimizer.state_dict())
     assert successor.state["note"] == {"epoch": 3}  # type: ignore[index]
 
 
-@over_stand_ins
-def test_load_state_dict_hooks(stand_in: StandIn) -> None:
+@over_configs
+def test_load_state_dict_hooks(config: TorchConfig) -> None:
     """They run in order, may change the state dict or replace it, and do not write into the caller's."""
-    optimizer = stand_in.cls(Line().params, lr=0.1)
+    optimizer = config.cls(Line().params, lr=0.1)
     state_dict = optimizer.state_dict()
 
     def with_lr(lr: float) -> Callable[[Any, dict[str, Any]], dict[str, Any]]:
@@ -822,9 +824,9 @@ def test_load_state_dict_hooks(stand_in: StandIn) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.4
 
 
-@over_stand_ins
-def test_step_hooks_run_in_order(stand_in: StandIn) -> None:
-    optimizer = stand_in.cls(Line().params)
+@over_configs
+def test_step_hooks_run_in_order(config: TorchConfig) -> None:
+    optimizer = config.cls(Line().params)
     order: list[str] = []
 
     def note(what: str) -> Callable[..., None]:
@@ -846,11 +848,11 @@ def test_step_hooks_run_in_order(stand_in: StandIn) -> None:
     assert order == ["all before", "before", "after", "all after"] * 2
 
 
-@over_stand_ins
-def test_a_step_hook_can_change_the_gradient(stand_in: StandIn) -> None:
-    line = Line(stand_in.sparse)
+@over_configs
+def test_a_step_hook_can_change_the_gradient(config: TorchConfig) -> None:
+    line = Line(config.sparse)
     other = line.copy()
-    optimizer, reference = stand_in.cls(line.params), stand_in.cls(other.params)
+    optimizer, reference = config.cls(line.params), config.cls(other.params)
 
     def halve(opt: Any, args: Any, kwargs: Any) -> None:
         for p in line.params:
@@ -976,7 +978,7 @@ def two_groups(cls: Callable[..., Any], lr: float | Tensor) -> Any:
 
 
 def scheduled(optimizer: Any, scheduler: Any) -> list[Any]:
-    """What the scheduler made of the groups, epoch by epoch."""
+    """Return the options that the scheduler set in each epoch."""
     history = []
     for epoch in range(20):
         optimizer.step()
@@ -991,7 +993,7 @@ def scheduled(optimizer: Any, scheduler: Any) -> list[Any]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @over_pairs
 def test_schedulers_treat_ours_as_torchs(pair: str, schedule: str, tensor_lr: bool) -> None:
-    """The same learning rates, momenta and betas, and the same state dict of the scheduler."""
+    """Learning rates, momenta, betas and the state dict of the scheduler are equal."""
     histories, states = [], []
     for cls in PAIRS[pair]:
         optimizer = two_groups(cls, torch.tensor(0.05) if tensor_lr else 0.05)
@@ -1004,7 +1006,7 @@ def test_schedulers_treat_ours_as_torchs(pair: str, schedule: str, tensor_lr: bo
 
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "lambda"])
-def test_schedulers_go_on_from_their_state_dict(schedule: str, tmp_path: Any) -> None:
+def test_schedulers_continue_from_their_state_dict(schedule: str, tmp_path: Any) -> None:
     whole = two_groups(cadam.CAdam, 0.05)
     plan = SCHEDULES[schedule](whole)
     scheduled_so_far = scheduled(whole, plan) if schedule not in ("one cycle", "three phases") else []
@@ -1180,7 +1182,7 @@ TRACED = [
 @pytest.mark.filterwarnings("ignore:Dynamo:UserWarning")
 @pytest.mark.parametrize("case", TRACED, ids=str)
 def test_traced_step_equals_eager(case: Case) -> None:
-    """What torch.compile traces, before any code is generated for it."""
+    """Return the graphs that torch.compile traces, before any code is generated."""
     assert_compiled_equals_eager(case, "eager", closure=False, plan=None)
 
 
