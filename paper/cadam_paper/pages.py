@@ -45,7 +45,9 @@ MODELS = ("VGG-16", "ResNet-18", "DenseNet-121")
 
 
 def strength_table(family: str) -> list[str]:
-    """Return the table of CAdam minus Adam at Adam's learning rate, by condition and strength of the change.
+    """Return the table of accuracy differences at Adam's best learning rate, by condition and strength of the shift.
+
+    A difference is the accuracy of CAdam minus that of Adam, both at the learning rate that is best for Adam.
 
     Args:
         family: Suffix of the experiments' names that selects the model: "" (VGG-16), "-resnet" or "-densenet".
@@ -69,7 +71,9 @@ def strength_table(family: str) -> list[str]:
 
 
 def rate_table() -> list[str]:
-    """Return the table of CAdam minus Adam, both at Adam's learning rate and each at its own."""
+    """Return the table of accuracy differences, CAdam minus Adam, at two choices of the learning rate.
+
+    One column has both optimizers at Adam's best rate, the other one has each optimizer at its own best rate."""
     lines = table_header("condition; Adam's rate", "both at it", "CAdam at its own", "noise floor")
     results = load("tab-image-rates").results
     for condition in study.CONDITIONS.values():

@@ -166,7 +166,8 @@ def run(
             work = []
             for request in requests:
                 look_up(request, find)
-                # Seed by seed, also those of the A/A test: an interrupted experiment can be reported with fewer seeds.
+                # Runs are computed seed by seed, including those of the A/A test, so that an interrupted experiment
+                # can still be reported with fewer seeds.
                 for spec in sorted(request.missing, key=lambda spec: spec.seed % TUNING_SEEDS):
                     name = identity(request.experiment, spec)
                     if name not in submitted:

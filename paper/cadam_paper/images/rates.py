@@ -35,8 +35,8 @@ GRIDS: dict[str, dict[Scale, tuple[float, ...]]] = {
     "AmsGrad": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
     "SGDM": study.SGDM_GRIDS,
 }
-"""Initial grids of learning rates by baseline. A grid is extended until the best rates of both optimizers are "
-"inside."""
+"""Initial grids of learning rates by baseline. A grid is extended until the best rates of both optimizers lie inside
+it, not at its ends."""
 FEWER: dict[Scale, tuple[float, ...]] = {"quick": (3e-3, 1e-2, 3e-2), "full": (1e-4, 3e-4, 1e-3)}
 """Initial grid of learning rates for the larger models."""
 NEAR = 1.0
@@ -88,7 +88,9 @@ def _curves(results: Results, curves: Curves) -> list[RateCurve]:
 
 
 def pairs(results: Results, curves: Curves, missing: Iterable[RunSpec] = ()) -> dict[str, Pair]:
-    """Return the learning-rate curves of the pair by condition, with the paper's accuracies for VGG.
+    """Return, by condition, the learning-rate curves of a baseline and of its variant with confidence.
+
+    For VGG, the accuracies of the paper are included.
 
     Conditions with `missing` runs are omitted.
     """

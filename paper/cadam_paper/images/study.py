@@ -141,8 +141,8 @@ TUNING_RUNS = {("vgg", "full"): 3}
 Seeds change the accuracy about as much as neighboring rates do, so VGG has three. The other models are more expensive:
 three runs per rate would be half of their total cost."""
 FEWER_RATES = {("densenet", "full"): (1e-4, 3e-4, 1e-3)}
-"""Learning rates of DenseNet-121, the most expensive model, which is tuned only for the optimizer without "
-"confidence."""
+"""Learning rates of DenseNet-121, the most expensive model, which is tuned only for the optimizer
+without confidence."""
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 """Number of steps that one point of a stored curve averages. The runs of `FIG_SUDDEN_DETAIL` store every step."""
 

@@ -129,7 +129,10 @@ def _parameter_keys(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_maximum(state_dict: Mapping[str, Any], rule_state: RuleState) -> None:
-    """Raise ValueError for AMSGrad's maximum of torch.optim, which is taken of the uncorrected second moment."""
+    """Raise ValueError if AMSGrad's maximum was computed by torch.optim.
+
+    There it is the maximum of second moments without bias correction, which cannot be converted.
+    """
     from ..optim.state_dict import FORMAT_KEY
 
     if MAXIMUM in rule_state.moments and not all(FORMAT_KEY in group for group in state_dict["param_groups"]):

@@ -57,7 +57,7 @@ class Optimizer(keras.optimizers.Optimizer):
     confidence: ClassVar[bool] = False
     """Whether an element moves only where momentum and gradient agree in sign."""
     fixed: ClassVar[Mapping[str, Any]] = {}
-    """Options of the rule that define the class."""
+    """Options whose values the class fixes, so that they are not arguments of its constructor."""
 
     def __init__(self, learning_rate: Any, own: Mapping[str, Any], keras_arguments: Mapping[str, Any]) -> None:
         super().__init__(learning_rate=learning_rate, **keras_arguments)

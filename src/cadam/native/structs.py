@@ -16,13 +16,13 @@ Records: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 """Arrays of one of the structured dtypes of this module."""
 
 MAX_BUFFERS = 4
-"""State buffers that a parameter may have."""
+"""Maximum number of state buffers of a parameter."""
 MAX_COEFFICIENTS = 32
-"""Coefficients of a kernel."""
+"""Maximum number of coefficients of a kernel."""
 MAX_QUANTIZED = 2
-"""Quantized state buffers that a parameter may have."""
+"""Maximum number of quantized state buffers of a parameter."""
 MAX_QUANTIZED_WIDTH = 1024
-"""Elements that a row of a table with quantized moments may have."""
+"""Maximum number of elements in a row of a table with quantized moments."""
 
 
 def _struct(*fields: str, **special: Any) -> np.dtype[np.void]:

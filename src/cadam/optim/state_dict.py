@@ -31,10 +31,10 @@ from . import options
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
 RULE_KEY = "cadam_rule"
-"""The entry of a group with the name of the rule that made its state, with or without confidence."""
+"""The key of the entry of a parameter group that names the rule which made the state."""
 MAXIMUM = "max_exp_avg_sq"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Buffers that show that a state belongs to another rule, if the rule does not have them."""
+"""If a state has one of these buffers and the optimizer's rule does not use it, the state was made by another rule."""
 TORCH_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 PACKAGE_ENTRIES = (FORMAT_KEY, RULE_KEY, *(name for name in EXECUTION_OPTIONS if name not in TORCH_OPTIONS))
 """Entries of a group that torch.optim does not have."""

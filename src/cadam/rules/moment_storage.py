@@ -41,7 +41,8 @@ MIN_SCALE = 32
 NONFINITE_SCALE = 255
 """The scale exponent of a row or block with an infinite or NaN element."""
 NONFINITE_BASE = 0x78000000
-"""Subtracted from the float32 bits to quantize such a row or block; infinite and NaN elements stay above zero."""
+"""The number that is subtracted from the float32 bits when a row or block with an infinite or NaN element is quantized.
+Only its infinite and NaN elements stay above zero."""
 MAX_EXACT_STEP = 2.0**24
 """Beyond this step count, float32 cannot represent step + 1; counting continues with the next larger float32."""
 SEED = "rounding_seed"

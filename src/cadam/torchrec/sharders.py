@@ -209,7 +209,7 @@ class _Sharder:
         return [kind for kind in SHARDING_TYPES if not (has_row_state and kind == ShardingType.COLUMN_WISE.value)]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """List the compute kernels: `fused`, or `dense` for replicated tables, which TorchRec's planner calls so."""
+        """List the compute kernels: `fused`, or for replicated tables `dense` in the planner's terms."""
         is_replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         return [(EmbeddingComputeKernel.DENSE if is_replicated else EmbeddingComputeKernel.FUSED).value]
 
