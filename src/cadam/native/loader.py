@@ -76,7 +76,7 @@ def package_library() -> Library:
 def find_kernel(spec: KernelSpec) -> tuple[Library, int] | UnavailableError:
     """Find the compiled kernel of a rule.
 
-    A rule that does not belong to the package is compiled into a library of its own, once.
+    A rule that does not belong to the package is compiled once, into a separate library.
 
     Args:
         spec: The rule, its options and its state buffers.

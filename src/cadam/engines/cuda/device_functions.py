@@ -129,7 +129,7 @@ def proceed(found_inf, GUARD: tl.constexpr):
 
 @triton.jit
 def stretch(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return pointers to a block of elements. The compiler is told that a whole block is aligned to 16 bytes."""
+    """Return pointers to a block of elements. The compiler may assume that a whole block is aligned to 16 bytes."""
     pointer = address.to(tl.pointer_type(TYPE))
     if WHOLE:
         pointer = tl.multiple_of(pointer, 16)
