@@ -48,6 +48,8 @@ class ContainerSnapshot:
             self._compare: Any = package_library().locked.cadam_are_containers_unchanged
         except UnavailableError:
             self._compare = None
+        # Reading the address of a numpy array takes about a microsecond, so it is read once.
+        self._arguments = python_functions().ctypes.data, self.records.ctypes.data, len(self.records)
 
     def _track_all(self, containers: Sequence[dict[Any, Any] | list[Any]]) -> None:
         """Take a snapshot of all containers with one array for the addresses of their values."""
@@ -76,7 +78,7 @@ class ContainerSnapshot:
     def is_unchanged(self) -> bool:
         """Whether all containers have the same values in the same order."""
         if self._compare is not None:
-            return bool(self._compare(python_functions().ctypes.data, self.records.ctypes.data, len(self.records)))
+            return bool(self._compare(*self._arguments))
         return all(map(self._is_unchanged, self._entries))
 
     def _is_unchanged(self, entry: Any) -> bool:

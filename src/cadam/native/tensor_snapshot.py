@@ -71,7 +71,11 @@ class TensorSnapshot:
         self.addresses, self.sizes, self.kinds = self._columns
         self.handles = np.zeros(len(tensors), np.int64)
         self._library = _snapshot_library()
-        self._threads = threads
+        if self._library is not None:
+            # Reading the address of a numpy array takes longer than the snapshot of a tensor, so it is read once.
+            addresses = (column.ctypes.data for column in self._columns)
+            torch_functions = self._library.torch.ctypes.data
+            self._arguments = (torch_functions, self.handles.ctypes.data, len(tensors), threads, *addresses)
         self.has_views = False
         self._positions: slice | Words = slice(None)
         self._swappable = tensors
@@ -92,18 +96,7 @@ class TensorSnapshot:
         if self._library is None:
             return _describe_in_python(self.tensors, self.of_grads, self._columns)
         self.read_handles()
-        library = self._library
-        news = int(
-            library.c.cadam_snapshot_tensors(
-                library.torch.ctypes.data,
-                self.handles.ctypes.data,
-                len(self.handles),
-                self._threads,
-                self.addresses.ctypes.data,
-                self.sizes.ctypes.data,
-                self.kinds.ctypes.data,
-            )
-        )
+        news = int(self._library.c.cadam_snapshot_tensors(*self._arguments))
         self.has_views = bool(news & _HAS_VIEWS)
         news &= ~_HAS_VIEWS
         # A gradient may be another tensor at the address of the last one. The other tensors are the same objects, so
