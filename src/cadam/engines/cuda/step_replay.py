@@ -48,6 +48,8 @@ DRIVER_FUNCTIONS = (
 """Functions of the CUDA driver, in the order of the struct cuda_functions of native/src/structs.h."""
 SLOTS = 8
 """Steps by which the host may be ahead of the device. Beyond that, steps are planned."""
+HAS_VIEWS = -2
+"""The compiled function's result if a gradient is a view, which may be lazily negated."""
 MUTABLE = (Tensor, np.ndarray, list, dict, set)
 """Types of options whose value can change while the object stays the same."""
 
@@ -105,7 +107,7 @@ class CudaStep:
         self.device_words = torch.empty(words, dtype=torch.int64, device=device)
         events = [self.driver.event() for _ in range(SLOTS)]
         event_addresses = np.array([address for _, address in events], np.int64)
-        parts = np.array([part.record for part in self.parts], REPLAY_PART)
+        self.part_records = parts = np.array([part.record for part in self.parts], REPLAY_PART)
         self.tables: list[ReplayedTable] = []
         self._arguments: list[Any] = []
         launches = self._make_launches()
@@ -185,6 +187,13 @@ class CudaStep:
         if not all(part.read_handles() for part in self.parts):
             return False
         failed = self._replay_step(self.header.ctypes.data, self.stream)
+        if failed == HAS_VIEWS:  # from now on, Python checks these gradients before each replay
+            for part in self.parts:
+                part.may_be_negated = True
+            self.part_records["allows_views"] = True
+            if any(part.has_negated_grads() for part in self.parts):
+                return False
+            failed = self._replay_step(self.header.ctypes.data, self.stream)
         if failed < 0:
             return False
         if self.tables and not failed:
@@ -269,6 +278,7 @@ class _Part:
         self.steps = steps
         self.fixed = TensorSnapshot([*batch.params, *batch.state], swappable=batch.params)
         self.grads = None if self.is_sparse else TensorSnapshot(batch.params, of_grads=True)
+        self.may_be_negated = self.grads is not None and self.grads.has_views
         grads = 0 if self.grads is None else len(batch.params)
         self.words = len(self.row) + grads + grads % 2
         self.record = (
@@ -281,7 +291,7 @@ class _Part:
             0 if self.grads is None else self.grads.handles.ctypes.data,
             0 if self.grads is None else self.grads.sizes.ctypes.data,
             0 if self.grads is None else self.grads.kinds.ctypes.data,
-            self.grads is not None and self.grads.has_views,
+            self.may_be_negated,
             self.steps.ctypes.data,
             len(self.row),
             self.row.ctypes.data,
@@ -307,7 +317,11 @@ class _Part:
         if self.grads is None:
             return True
         self.grads.read_handles()
-        return not self.grads.has_views or not any(p.grad is not None and p.grad.is_neg() for p in self.params)
+        return not self.may_be_negated or not self.has_negated_grads()
+
+    def has_negated_grads(self) -> bool:
+        """Whether a dense gradient is lazily negated."""
+        return self.grads is not None and any(p.grad is not None and p.grad.is_neg() for p in self.params)
 
     def update_snapshots(self) -> int:
         """Adopt the memory of parameters and state. Returns what is new about them.

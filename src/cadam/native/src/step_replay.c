@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { DONE = 0, NOT_TAKEN = -1 }; /* positive results are errors of the CUDA driver */
+enum { DONE = 0, NOT_TAKEN = -1, HAS_VIEWS = -2 }; /* positive results are errors of the CUDA driver */
 
 /* Whether all Python containers hold the objects, and all parameters and state tensors the memory, that they had when the
  * step was recorded. */
@@ -25,8 +25,8 @@ static int is_unchanged(const replay_step *s)
     return 1;
 }
 
-/* Write the coefficients and the addresses of the gradients for the device. Returns 0 if the gradients or the step counts
- * are not the expected ones. */
+/* Write the coefficients and the addresses of the gradients for the device. Returns DONE; NOT_TAKEN if the gradients or the
+ * step counts are not the expected ones; or HAS_VIEWS if a gradient is a view, which may be lazily negated. */
 static int fill(const replay_step *s, int64_t *to)
 {
     for (const replay_part *p = s->part; p < s->part + s->parts; p++) {
@@ -35,19 +35,21 @@ static int fill(const replay_step *s, int64_t *to)
         to += p->columns;
         for (int64_t i = 0; i < p->count; i++)
             if (next_step(p->steps[i]) != step)
-                return 0;
+                return NOT_TAKEN;
         if (p->is_sparse)
             continue;
         for (int64_t i = 0; i < p->count; i++) {
             prefetch_tensor(p->grads, i, p->count);
             const tensor_info grad = describe(s->torch, &p->grads[i]);
-            if (grad.size != p->grad_sizes[i] || grad.kind != p->grad_kinds[i] || (grad.is_view && !p->allows_views))
-                return 0;
+            if (grad.size != p->grad_sizes[i] || grad.kind != p->grad_kinds[i])
+                return NOT_TAKEN;
+            if (grad.is_view && !p->allows_views)
+                return HAS_VIEWS;
             *to++ = grad.address;
         }
         to += p->count & 1;
     }
-    return 1;
+    return DONE;
 }
 
 /* Launch kernels. Returns 0 or an error of the driver. The caller must not hold Python's lock: the driver waits while its
@@ -63,8 +65,8 @@ EXPORT int64_t cadam_replay_launch(const cuda_functions *cuda, const replay_laun
 }
 
 /* Take the recorded step again on this stream, if only the gradients' addresses and the coefficients have changed. Returns
- * DONE; or NOT_TAKEN, with nothing done, if something else has changed or the device has not yet read the slot; or an error
- * of the driver. */
+ * DONE; or, with nothing done, NOT_TAKEN if something else has changed or the device has not yet read the slot, or HAS_VIEWS
+ * if Python has to check whether gradients are lazily negated; or an error of the driver. */
 EXPORT int64_t cadam_replay_step(replay_step *s, void *stream)
 {
     const cuda_functions *cuda = s->cuda;
@@ -73,8 +75,10 @@ EXPORT int64_t cadam_replay_step(replay_step *s, void *stream)
     int64_t failed;
     int64_t *host = s->host + s->slot * s->words;
     if (cuda->current_context(&context) || context != s->context || cuda->is_capturing(stream, &capturing) ||
-        capturing || cuda->event_query(event) || !is_unchanged(s) || !fill(s, host))
+        capturing || cuda->event_query(event) || !is_unchanged(s))
         return NOT_TAKEN;
+    if ((failed = fill(s, host)))
+        return failed;
     s->slot = (s->slot + 1) % s->slots;
     void *thread = s->python->save_thread();
     if (!(failed = cuda->copy_to_device(s->device, host, (uint64_t)s->words * sizeof *host, stream)) &&
