@@ -50,7 +50,7 @@ from ..online.per_event import PerEventTraining
 from ..statistics.learning_rates import NoLearningRateError
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import default_batch_size
-from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE, stop_printing
+from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE, fail, stop_printing
 from .writable_paths import check_file, check_folder
 
 FOLDER = Path("ab")
@@ -99,14 +99,16 @@ class Comparison:
 def run(options: argparse.Namespace) -> int:
     """Run `cadam ab` and return its exit code."""
     if find_spec("matplotlib") is None:
-        return _fail(palette.NEEDS, NO_PACKAGE)
+        return fail("ab", palette.NEEDS, NO_PACKAGE)
     # With --json, standard output has the JSON alone, so messages go to standard error. So does text of the model.
     messages = sys.stderr if options.json else sys.stdout
     try:
         check_folder(options.cache, "--cache")
         if options.output is not None:
             check_file(options.output, "--output")
-            check_page_name(options.output)
+            # The numbers and the schema are written under the same name as JSON.
+            if options.output.suffix.lower() != ".html":
+                raise ValueError(f"--output {options.output}: the report is a page, so its name must end in .html")
         with redirect_stdout(messages):
             comparison = prepare(options)
         folder = FOLDER / f"{run_config.short_name(comparison.study.data)}-{comparison.identity}"
@@ -114,11 +116,11 @@ def run(options: argparse.Namespace) -> int:
         check_replaces_nothing(output, comparison)
         check_file(output, "--output")
     except ImportError as error:
-        return _fail(error, NO_PACKAGE)
+        return fail("ab", error, NO_PACKAGE)
     except TooManyRejectedError as error:
-        return _fail(error, FAILED)
+        return fail("ab", error, FAILED)
     except (ValueError, OSError, AttributeError) as error:
-        return _fail(error, USAGE)
+        return fail("ab", error, USAGE)
     runner = StudyRunner(comparison.study, comparison.seeds, RunCache(options.cache), force=options.force)
     summary = None
     try:
@@ -128,12 +130,12 @@ def run(options: argparse.Namespace) -> int:
                 summary = summarize(comparison.study, runner.results)
     except NoLearningRateError as error:
         if has_gauc(runner.results):
-            return _fail(f"{error}; compare again with lower learning rates (--lr)", FAILED)
-        return _fail(explain_missing_gauc(comparison.study.data, comparison.schema.user), FAILED)
+            return fail("ab", f"{error}; compare again with lower learning rates (--lr)", FAILED)
+        return fail("ab", explain_missing_gauc(comparison.study.data, comparison.schema.user), FAILED)
     numbers = as_json(comparison, runner, summary, output, options)
     with redirect_stdout(messages):
         if not options.json:
-            _print_lines(["", *_result_lines(comparison, runner, summary)])
+            _print_lines(["", *(_missing_lines(comparison, runner) if summary is None else summary_lines(summary))])
         if summary is not None:
             size = write_report(comparison, runner, summary, numbers, output)
             print(f"\nreport: {output} ({size / 1e6:.2f} MB)")
@@ -142,11 +144,6 @@ def run(options: argparse.Namespace) -> int:
                 print("\n".join(f"  {line}" for line in commands.values()))
     if options.json:
         _print_lines([json.dumps(numbers, indent=1, allow_nan=False)])
-    return code
-
-
-def _fail(error: object, code: int) -> int:
-    print(f"cadam ab: {error}", file=sys.stderr)
     return code
 
 
@@ -176,9 +173,7 @@ def compute(runner: StudyRunner, is_quiet: bool) -> int:
     return FAILED if runner.failures else DONE
 
 
-def _result_lines(comparison: Comparison, runner: StudyRunner, summary: Summary | None) -> list[str]:
-    if summary is not None:
-        return summary_lines(summary)
+def _missing_lines(comparison: Comparison, runner: StudyRunner) -> list[str]:
     failed = f", {len(runner.failures)} of them failed" if runner.failures else ""
     lines = wrap("  ", f"incomplete: {runner.missing} runs are missing{failed}; this command continues:")
     return [*lines, f"  {comparison.resume_command}"]
@@ -233,12 +228,6 @@ def write_report(
     replace_file(output, page)
     replace_file(output.with_suffix(".json"), f"{json.dumps(numbers, indent=1, allow_nan=False)}\n".encode())
     return len(page)
-
-
-def check_page_name(output: Path) -> None:
-    """Raise ValueError unless the report is an HTML file: its numbers and schema get the same name as JSON."""
-    if output.suffix.lower() != ".html":
-        raise ValueError(f"--output {output}: the report is a page, so its name must end in .html, as in report.html")
 
 
 def check_replaces_nothing(output: Path, comparison: Comparison) -> None:

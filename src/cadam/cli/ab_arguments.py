@@ -37,19 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = format_exit_codes(EXIT_CODES)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_study_arguments(parser)
-    parser.add_argument(
-        "--seeds", type=positive_int, default=5, metavar="N", help="number of seeds of each arm (default: 5)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--seeds", type=positive_int, default=5, metavar="N", help="number of seeds of each arm (default: 5)")
+    add(
         "--cache",
         type=Path,
         default=Path(os.environ.get("CADAM_CACHE", "results/cache")),
         metavar="FOLDER",
         help="the folder of the results of runs (default: $CADAM_CACHE, or results/cache)",
     )
-    parser.add_argument("--force", action="store_true", help="compute runs again that are in the cache")
-    parser.add_argument("--json", action="store_true", help="print only the recommendation and all numbers, as JSON")
-    parser.add_argument(
+    add("--force", action="store_true", help="compute runs again that are in the cache")
+    add("--json", action="store_true", help="print only the recommendation and all numbers, as JSON")
+    add(
         "--output",
         type=Path,
         metavar="FILE",
@@ -62,35 +61,30 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that define the study."""
     add_data_arguments(parser)
     add_model_arguments(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--arms",
         default="adam,cadam",
         metavar="A,B",
         help="optimizers, with options as in cadam,cadam:moments=int8; the first is the baseline (default: adam,cadam)",
     )
-    parser.add_argument(
+    add(
         "--lr",
         default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1",
         metavar="X,Y,...",
         help="learning rates to choose from (default: %(default)s)",
     )
-    parser.add_argument(
-        "--batch-size", type=positive_int, default=256, metavar="N", help="events per step (default: 256)"
-    )
-    parser.add_argument(
-        "--events", type=positive_int, metavar="N", help="use the first N events, in whole batches (default: all)"
-    )
-    parser.add_argument(
+    add("--batch-size", type=positive_int, default=256, metavar="N", help="events per step (default: 256)")
+    add("--events", type=positive_int, metavar="N", help="use the first N events, in whole batches (default: all)")
+    add(
         "--tuning-share",
         type=float,
         default=0.2,
         metavar="X",
         help="share of the stream on which learning rates are chosen (default: 0.2)",
     )
-    parser.add_argument(
-        "--blocks", type=positive_int, default=50, metavar="N", help="number of blocks of time (default: 50)"
-    )
-    parser.add_argument(
+    add("--blocks", type=positive_int, default=50, metavar="N", help="number of blocks of time (default: 50)")
+    add(
         "--matters",
         type=float,
         default=MATTERS,

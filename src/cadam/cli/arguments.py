@@ -54,26 +54,24 @@ exit codes:
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name the data and the roles of its columns."""
-    parser.add_argument("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet files, or a URI")
-    parser.add_argument("--data", metavar="URI", help="another way to give DATA")
-    parser.add_argument("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
-    parser.add_argument("--user", metavar="NAME", help="the column of the user, by which GAUC groups events")
-    parser.add_argument(
-        "--time", metavar="NAME", help="the column of the time; a format may follow, as in 'at:%%d/%%m/%%Y'"
-    )
-    parser.add_argument("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
-    parser.add_argument("--ignore", metavar="A,B", help="columns to leave out")
+    add = parser.add_argument
+    add("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet files, or a URI")
+    add("--data", metavar="URI", help="another way to give DATA")
+    add("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
+    add("--user", metavar="NAME", help="the column of the user, by which GAUC groups events")
+    add("--time", metavar="NAME", help="the column of the time; a format may follow, as in 'at:%%d/%%m/%%Y'")
+    add("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
+    add("--ignore", metavar="A,B", help="columns to leave out")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the schema and the model."""
     models = f"{', '.join(MODEL_NAMES)}, or FILE.py:FUNCTION for your own model (default: deepfm)"
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON (default: it is inferred)")
-    parser.add_argument("--model", metavar="NAME", help=models)
-    parser.add_argument("--width", type=int, metavar="N", help="width of the embeddings (default: 8)")
-    parser.add_argument(
-        "--hidden", metavar="N,M", help="sizes of the hidden layers (default: one layer, by the number of inputs)"
-    )
+    add = parser.add_argument
+    add("--schema", type=Path, metavar="FILE", help="the schema as JSON (default: it is inferred)")
+    add("--model", metavar="NAME", help=models)
+    add("--width", type=int, metavar="N", help="width of the embeddings (default: 8)")
+    add("--hidden", metavar="N,M", help="sizes of the hidden layers (default: one layer, by the number of inputs)")
 
 
 def add_max_rejected_argument(parser: argparse.ArgumentParser, default: float | None) -> None:
@@ -109,93 +107,86 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_data_arguments(parser)
     add_model_arguments(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--checkpoint",
         type=Path,
         metavar="FOLDER",
         help="the folder of the checkpoints and the schema (default: runs/NAME OF DATA)",
     )
-    parser.add_argument(
+    add(
         "--optimizer",
         default="CAdam",
         metavar="NAME",
         help="an optimizer of cadam, with options as in CAdam:moments=int8:weight_decay=0.01 (default: CAdam)",
     )
-    parser.add_argument(
-        "--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)"
-    )
-    parser.add_argument("--follow", action="store_true", help="wait for more events at the end of the data")
-    parser.add_argument(
+    add("--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)")
+    add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
+    add("--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)")
+    add("--follow", action="store_true", help="wait for more events at the end of the data")
+    add(
         "--patience",
         type=float,
         default=1.0,
         metavar="SECONDS",
         help="how long to wait for a full batch; with inf, batches do not depend on time (default: 1)",
     )
-    parser.add_argument(
+    add(
         "--horizon",
         type=float,
         default=math.inf,
         help="how long to wait for a label, in the unit of the time column (default: inf)",
     )
-    parser.add_argument(
+    add(
         "--unmatched",
         choices=("drop", "negative"),
         default="drop",
         help="drop an event that has no label after --horizon, or learn it with label 0 (default: drop)",
     )
-    parser.add_argument(
+    add(
         "--every",
         type=int,
         default=1_000_000,
         metavar="N",
         help="events between checkpoints, which are at most 30 seconds apart (default: 1000000)",
     )
-    parser.add_argument("--keep", type=int, default=3, metavar="N", help="number of checkpoints to keep (default: 3)")
-    parser.add_argument(
+    add("--keep", type=int, default=3, metavar="N", help="number of checkpoints to keep (default: 3)")
+    add(
         "--events",
         type=int,
         metavar="N",
         help="stop after exactly N events in total; a resumed run continues with the rest of the batch",
     )
-    parser.add_argument("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
-    parser.add_argument(
+    add("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
+    add(
         "--metrics",
         metavar="A,B",
         help="metrics beside the log loss, over windows, decayed and over the whole stream: " + ", ".join(METRIC_NAMES),
     )
-    parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events per window (default: 10000)")
-    parser.add_argument(
+    add("--window", type=int, default=10_000, metavar="N", help="events per window (default: 10000)")
+    add(
         "--rejected",
         type=Path,
         metavar="FILE",
         help="write rejected events there (default: rejected.jsonl beside the checkpoints)",
     )
     add_max_rejected_argument(parser, None)
-    parser.add_argument(
+    add(
         "--warm-start",
         type=Path,
         action="append",
         metavar="FILE",
         help="start from a model and optimizer written with torch.save; repeat the option for several files",
     )
-    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there")
-    parser.add_argument(
-        "--prometheus", type=Path, metavar="FILE", help="write Prometheus metrics there every 10 seconds"
-    )
-    parser.add_argument(
+    add("--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there")
+    add("--prometheus", type=Path, metavar="FILE", help="write Prometheus metrics there every 10 seconds")
+    add(
         "--status",
         metavar="[HOST:]PORT",
         help="serve a status page, /metrics for Prometheus and /healthz (default host: 127.0.0.1)",
     )
-    parser.add_argument("--quiet", action="store_true", help="print only warnings and errors")
-    parser.add_argument(
-        "--seconds", type=float, default=30, metavar="N", help="seconds between lines of progress (default: 30)"
-    )
+    add("--quiet", action="store_true", help="print only warnings and errors")
+    add("--seconds", type=float, default=30, metavar="N", help="seconds between lines of progress (default: 30)")
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
@@ -213,34 +204,26 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam export`."""
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running"
-    )
-    parser.add_argument(
-        "output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it"
-    )
-    parser.add_argument(
-        "--model", metavar="FILE:FUNCTION", help="the function that builds the model, if its file has moved"
-    )
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running")
+    add("output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it")
+    add("--model", metavar="FILE:FUNCTION", help="the function that builds the model, if its file has moved")
+    add("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam bench`."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "suites",
         nargs="*",
         metavar="SUITE",
         help=f"any of {', '.join(BENCHMARK_SUITES)} (default: all; graphs runs on CUDA only)",
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device, else cpu")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="run smaller and fewer cases: one or two minutes instead of about five",
-    )
-    parser.add_argument("--json", metavar="PATH", help="also write the results to this file")
-    parser.add_argument("--plot", metavar="PATH", help="draw the results (needs matplotlib)")
+    add("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device, else cpu")
+    add("--quick", action="store_true", help="run smaller and fewer cases: one or two minutes instead of about five")
+    add("--json", metavar="PATH", help="also write the results to this file")
+    add("--plot", metavar="PATH", help="draw the results (needs matplotlib)")
 
 
 def positive_int(text: str) -> int:

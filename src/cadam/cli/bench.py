@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .bench_cases import SUITES, Case, Contender, cpu_limit, cuda_limit
-from .exit_codes import DONE, INTERRUPTED, NO_DATA, USAGE
+from .exit_codes import DONE, INTERRUPTED, NO_DATA, USAGE, fail
 
 MAX_SPREAD = 2
 """Ratio of the 90th percentile to the minimum above which a result counts as unsteady."""
@@ -205,12 +205,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the suites of the command and return the exit code."""
     unknown = [name for name in options.suites if name not in SUITES]
     if unknown:
-        print(f"cadam bench: unknown suite {unknown[0]!r}; the suites are {', '.join(SUITES)}", file=sys.stderr)
-        return USAGE
+        return fail("bench", f"unknown suite {unknown[0]!r}; the suites are {', '.join(SUITES)}", USAGE)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        print("cadam bench: --device cuda needs a CUDA device and a build of torch with CUDA", file=sys.stderr)
-        return NO_DATA
+        return fail("bench", "--device cuda needs a CUDA device and a build of torch with CUDA", NO_DATA)
     machine = describe_machine(device)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print("ratio: time of the case's peer divided by this time; limit: share of the machine's speed limit", flush=True)

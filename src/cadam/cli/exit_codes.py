@@ -1,4 +1,4 @@
-"""Exit codes of the commands, and how a command stops printing when its output is closed."""
+"""Exit codes of the commands, the report of errors, and how printing stops when the output is closed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ INTERRUPTED = 130
 """The process received SIGINT. Shells report 128 plus the number of the signal."""
 UNREAD = 141
 """The reader of standard output has closed it. Shells report this code for SIGPIPE."""
+
+
+def fail(command: str, error: object, code: int) -> int:
+    """Print an error of a command to standard error and return the exit code."""
+    print(f"cadam {command}: {error}", file=sys.stderr)
+    return code
 
 
 def stop_printing() -> None:

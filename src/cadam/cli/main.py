@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from .. import __version__
 from .commands import PAPER_COMMANDS, AddCommands, Command, available_commands
-from .exit_codes import INTERRUPTED, NO_PACKAGE, UNREAD, stop_printing
+from .exit_codes import INTERRUPTED, NO_PACKAGE, UNREAD, fail, stop_printing
 
 
 def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()) -> int:
@@ -28,7 +28,8 @@ def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()
     try:
         commands = available_commands(extra)
         if name in PAPER_COMMANDS and name not in commands:
-            return _report_missing_paper(name)
+            advice = "In a clone of the project, install it with: pip install ./paper"
+            return fail(name, f"this command belongs to cadam-paper, which is not installed. {advice}", NO_PACKAGE)
         parser = build_parser(commands, with_arguments=[name])
         options, unknown = parser.parse_known_args(arguments)
     except KeyboardInterrupt:
@@ -66,15 +67,6 @@ def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) 
         if name in with_arguments:
             command.add_arguments(subparser)
     return parser
-
-
-def _report_missing_paper(name: str) -> int:
-    print(
-        f"cadam {name}: this command belongs to cadam-paper, which is not installed. "
-        "In a clone of the project, install it with: pip install ./paper",
-        file=sys.stderr,
-    )
-    return NO_PACKAGE
 
 
 def _report_interrupt(when: str) -> int:

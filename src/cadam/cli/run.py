@@ -47,7 +47,7 @@ from ..online.stop_signals import stop_on_signals
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
 from .arguments import default_batch_size
-from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
+from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE, fail
 
 logger = logging.getLogger("cadam.online")
 
@@ -86,11 +86,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         job = prepare(options)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
-        _print_error(str(error))
-        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+        return fail("run", error, NO_PACKAGE if isinstance(error, ImportError) else USAGE)
     except KeyboardInterrupt:
-        _print_error("interrupted before anything was done")
-        return INTERRUPTED
+        return fail("run", "interrupted before anything was done", INTERRUPTED)
     learner = job.learner
     try:
         with stop_on_signals(learner):
@@ -101,24 +99,17 @@ def run(options: argparse.Namespace) -> int:
                 job.config.write(job.checkpoint)
             learner.run(source, events=options.events)
     except UsageError as error:
-        _print_error(str(error))
-        return USAGE
+        return fail("run", error, USAGE)
     except KeyboardInterrupt:
-        _print_error(f"interrupted at {learner.events:,} events; earlier checkpoints are kept")
-        return INTERRUPTED
+        return fail("run", f"interrupted at {learner.events:,} events; earlier checkpoints are kept", INTERRUPTED)
     except BrokenPipeError:  # the reader of the console has closed it
         learner.save()
         raise
     except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
-        _print_error(f"failed at {learner.events:,} events: {error}")
-        return FAILED
+        return fail("run", f"failed at {learner.events:,} events: {error}", FAILED)
     finally:
         learner.close()
     return finish(job, has_new_events=source.has_produced or limit == 0)
-
-
-def _print_error(message: str) -> None:
-    print(f"cadam run: {message}", file=sys.stderr)
 
 
 # Preparation ---------------------------------------------------------------------------------------------------
@@ -182,10 +173,9 @@ def _check_numbers(options: argparse.Namespace) -> None:
     """Raise UsageError for values that argparse accepts but the run cannot use."""
     if math.isnan(options.patience) or options.patience < 0:
         raise UsageError(f"--patience must be a number of seconds or inf, got {options.patience:g}")
-    if options.events is not None and options.events < 1:
-        raise UsageError(f"--events must be at least 1, got {options.events}")
-    if options.batch_size is not None and options.batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
+    for option, number in {"--events": options.events, "--batch-size": options.batch_size}.items():
+        if number is not None and number < 1:
+            raise UsageError(f"{option} must be at least 1, got {number}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
 
@@ -352,20 +342,18 @@ def finish(job: Job, has_new_events: bool) -> int:
     if job.is_hopeless or (not learner.events and not learner.pending.early):
         _delete_checkpoints(learner)
     if learner.resumed and not has_new_events and not learner.stopped:
-        _print_error(
+        message = (
             f"the checkpoint in {job.checkpoint} is at the end of the data ({learner.events:,} events), so nothing "
             "new was read; give another --checkpoint to start again"
         )
-        return DONE if learner.learned else FAILED
+        return fail("run", message, DONE if learner.learned else FAILED)
     if failure := _find_failure(learner):
-        _print_error(failure)
-        return FAILED
+        return fail("run", failure, FAILED)
     if job.reject_limit.stop_reason:
         advice = "the checkpoint is saved, and the same command resumes from there"
         if job.is_hopeless:
             advice = "no checkpoint was kept: once the cause is fixed, the same command reads everything again"
-        _print_rejections(job, f"stopped: {job.reject_limit.stop_reason}; {advice}")
-        return FAILED
+        return _fail_by_rejections(job, f"stopped: {job.reject_limit.stop_reason}; {advice}")
     if not options.quiet:
         _print_summary(job)
     return _check_rejected_share(job)
@@ -400,13 +388,14 @@ def _find_failure(learner: Learner) -> str:
     return "nothing was learned: there were no events"
 
 
-def _print_rejections(job: Job, message: str) -> None:
-    """Print a message about rejected events with their reasons and what to do about them."""
+def _fail_by_rejections(job: Job, message: str) -> int:
+    """Print a message about rejected events, their reasons and what to do about them; return the exit code."""
     learner = job.learner
     reasons = format_reasons(learner.rejections.reasons)
     file = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
-    _print_error(f"{message}. Reasons: {reasons}{file}")
+    code = fail("run", f"{message}. Reasons: {reasons}{file}", FAILED)
     print(f"what to do: {suggest_fix(learner.rejections.reasons, job.schema)}", file=sys.stderr)
+    return code
 
 
 def _print_summary(job: Job) -> None:
@@ -442,11 +431,11 @@ def _check_rejected_share(job: Job) -> int:
     limit = DEFAULT_MAX_REJECTED if options.max_rejected is None else options.max_rejected
     if options.follow or rejected_share(learner.rejected, learner.events) <= limit:
         return DONE
-    _print_rejections(job, f"more than {limit:.1%} of the events were rejected")
+    code = _fail_by_rejections(job, f"more than {limit:.1%} of the events were rejected")
     schema = f"the schema is {options.schema or job.checkpoint / run_config.SCHEMA_FILE}; "
     print(
         f"{'' if job.config.has_own_model else schema}once schema or data are fixed, remove the checkpoints "
         f"(rm {shlex.quote(str(job.checkpoint))}/checkpoint-*): the same command then reads everything again",
         file=sys.stderr,
     )
-    return FAILED
+    return code

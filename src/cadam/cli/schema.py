@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 
 from ..online import run_config
 from ..online.data.validation import check_uri
 from . import writable_paths
-from .exit_codes import DONE, NO_PACKAGE, USAGE
+from .exit_codes import DONE, NO_PACKAGE, USAGE, fail
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,17 +19,13 @@ def run(options: argparse.Namespace) -> int:
         writable_paths.check_file(options.output, "--output")
         inferred = run_config.infer_schema(uri, options)
     except (ValueError, OSError, ImportError) as error:
-        print(f"cadam schema: {error}", file=sys.stderr)
-        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+        return fail("schema", error, NO_PACKAGE if isinstance(error, ImportError) else USAGE)
     run_config.print_inferred(inferred)
     text = inferred.schema.to_json(ignored=inferred.ignored())
     if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
-        print(
-            f"cadam schema: {options.output} exists and differs from the inferred schema, so it was not changed. "
-            "Name another --output, or replace the file with --force",
-            file=sys.stderr,
-        )
-        return USAGE
+        advice = "Name another --output, or replace the file with --force"
+        error_text = f"{options.output} exists and differs from the inferred schema, so it was not changed. {advice}"
+        return fail("schema", error_text, USAGE)
     inferred.schema.write(options.output, ignored=inferred.ignored())
     data, schema = shlex.quote(options.place or options.data), shlex.quote(str(options.output))
     print(f"The schema was written to {options.output}. Edit it if needed, then: cadam run {data} --schema {schema}")
