@@ -27,6 +27,7 @@ from cadam.statistics.intervals import Interval, t_quantile
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
+from .harness.panels import panels
 from .harness.rate_pairs import Pair
 from .harness.rates import RateCurve
 from .harness.rates import draw as draw_curves
@@ -724,7 +725,7 @@ def forest() -> Figure:
     """Draw the forest plot: one line for each finding, one panel for each unit."""
     units = {unit: [finding for finding in findings() if finding.unit == unit] for unit in (ACCURACY, AUC, GAUC)}
     sizes = [len(of_unit) for of_unit in units.values()]
-    figure, axes = palette.panels(3, 1, 9.5, 0.23 * sum(sizes) + 2.2, gridspec_kw={"height_ratios": sizes})
+    figure, axes = panels(3, 1, 9.5, 0.23 * sum(sizes) + 2.2, gridspec_kw={"height_ratios": sizes})
     for panel, (unit, of_unit) in zip(axes[:, 0], units.items(), strict=True):
         _forest_panel(panel, unit, of_unit)
     return figure
@@ -812,7 +813,7 @@ PANEL_TITLES = {
 
 def readme_figure() -> Figure:
     """Draw the figure of the README: accuracy over learning rates under four conditions."""
-    figure, axes = palette.panels(1, len(image_pairs()), 10, 2.9)
+    figure, axes = panels(1, len(image_pairs()), 10, 2.9)
     for panel, (name, pair) in zip(axes[0], image_pairs().items(), strict=True):
         draw_curves(panel, {palette.CADAM: pair.treatment, palette.ADAM: pair.baseline})
         panel.set_title(next(title for start, title in PANEL_TITLES.items() if name.startswith(start)), fontsize=13)

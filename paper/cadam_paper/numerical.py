@@ -22,7 +22,6 @@ import torch
 
 import cadam
 from cadam.ab.report import palette
-from cadam.ab.report.palette import panels
 from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
 from cadam.ab.summary import Summary, comparison_row
 from cadam.statistics import comparison as statistics
@@ -31,6 +30,7 @@ from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from .harness.comparisons import family_row, tally
 from .harness.experiment import Experiment, Plan, metric_name
+from .harness.panels import BETTER, NEUTRAL, ON_PALE, ON_STRONG, WORSE, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -705,7 +705,7 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
         ratio = means["CAdam"] - means["Adam"]
         mesh = panel.pcolormesh(ratio, cmap=_diverging(), vmin=-0.5, vmax=0.5)
         for (i, j), value in np.ndenumerate(ratio):
-            text = palette.ON_PALE if abs(value) < 0.3 else palette.ON_STRONG
+            text = ON_PALE if abs(value) < 0.3 else ON_STRONG
             panel.text(j + 0.5, i + 0.5, f"{10**value:.2g}", ha="center", va="center", fontsize=7, color=text)
         panel.set_xticks(np.arange(len(cycles)) + 0.5, cycles)
         panel.set_yticks(np.arange(len(lrs)) + 0.5, [f"{lr:g}" for lr in lrs])
@@ -737,7 +737,7 @@ def _mean(results: Results, metric: str) -> float:
 def _diverging() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("better-worse", [palette.BETTER, palette.NEUTRAL, palette.WORSE])
+    return LinearSegmentedColormap.from_list("better-worse", [BETTER, NEUTRAL, WORSE])
 
 
 def lr_specs(plan: Plan, _: Results) -> list[RunSpec]:

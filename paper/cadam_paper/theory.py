@@ -33,6 +33,7 @@ from cadam.statistics.intervals import Array
 
 from . import archive_names
 from .harness.experiment import Experiment, Plan
+from .harness.panels import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -490,7 +491,7 @@ def _recipe_row(results: Results, name: str) -> Row:
 
 
 def theorem_figures(results: Results) -> dict[str, Figure]:
-    figure, axes = palette.panels(2, 5, 12.5, 5.6)
+    figure, axes = panels(2, 5, 12.5, 5.6)
     for panel, (name, function) in zip(axes.flat, FUNCTIONS.items(), strict=False):
         _draw_rate(panel, results.where(model=name, condition="within"))
         detail = function.violation or f"ρ = {function.rho:.2g}"

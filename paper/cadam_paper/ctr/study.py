@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.report.palette import panels
 from cadam.ab.results import Results, RunSpec, tuning_seeds
 from cadam.ab.summary import Row, Summary, comparison_row
 from cadam.ab.verdict import verdict_over_seeds
@@ -31,6 +30,7 @@ from ..archive_names import STREAM_AS_RECORDED
 from ..harness import rate_pairs
 from ..harness.comparisons import tally
 from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.panels import panels
 from ..harness.rates import RateCurve
 from . import runs
 from .generator import ROWS

@@ -15,6 +15,7 @@ from cadam.ab.results import Results, RunSpec, evaluation_seeds
 from cadam.ab.study import Study
 from cadam.ab.summary import Row, Summary, comparison_row
 
+from .panels import panels
 from .rate_pairs import extended_specs
 from .rates import RateCurve, draw, tolerance_row
 
@@ -96,7 +97,7 @@ def summary(study: Study, results: Results) -> Summary:
 
 def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     """Draw GAUC and log loss over learning rates."""
-    figure, axes = palette.panels(1, len(METRICS), 9, 3.4)
+    figure, axes = panels(1, len(METRICS), 9, 3.4)
     colors = palette.arm_colors(study.arms)
     for panel, metric in zip(axes[0], METRICS, strict=True):
         by_arm = curves(study, results, metric)

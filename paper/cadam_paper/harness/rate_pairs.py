@@ -15,6 +15,7 @@ from cadam.ab.summary import Row, Summary, comparison_row
 from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics.comparison import Comparison
 
+from .panels import panels
 from .rates import RateCurve, at_one_rate, best_against_best, draw, next_rates, tolerance_row
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _explanation_row(name: str, pair: Pair) -> Row:
 
 def figure(pairs: Mapping[str, Pair], metric: str, *, same_data: bool, digits: int = 2) -> Figure:
     """Draw both arms over rates, and below them their difference at each rate beside that of the paper."""
-    drawing, axes = palette.panels(2, len(pairs), 2.9 * len(pairs), 5.6, sharex="col")
+    drawing, axes = panels(2, len(pairs), 2.9 * len(pairs), 5.6, sharex="col")
     for column, (name, pair) in enumerate(pairs.items()):
         above, below = axes[:, column]
         draw(above, {palette.CADAM: pair.treatment, palette.ADAM: pair.baseline})

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.report.palette import panels
 from cadam.ab.results import Results, RunSpec, tuning_seeds
 from cadam.ab.summary import Row, Summary, comparison_row
 from cadam.ab.verdict import floor_qualifier, verdict_over_seeds
@@ -28,6 +27,7 @@ from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from ..harness.comparisons import tally
 from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.panels import panels
 from . import runs, streams
 from .data import CIFAR10, DIGITS
 

@@ -115,8 +115,7 @@ def _recommend(
 ) -> Recommendation:
     names = (arm, study.baseline)
     chosen, by_loss = choose_rates(study, results), hindsight_rates(study, results)
-    by_gauc = hindsight_rates(study, results, MAIN_METRIC, "higher")
-    best_rates = {name: by_gauc[name].lr for name in names}
+    best_rates = _best_rates(study, results, arm)
     values = _first_seed_values(results, best_rates)
     schema = study.settings.get("schema", {})
     findings = Findings(
@@ -180,6 +179,12 @@ def _chance(baseline: Results) -> float:
     return max(filter(math.isfinite, values), default=0.0)
 
 
+def _best_rates(study: Study, results: Results, arm: str) -> dict[str, float]:
+    """Return the learning rates of an arm and of the baseline with the highest GAUC in hindsight."""
+    by_gauc = hindsight_rates(study, results, MAIN_METRIC, "higher")
+    return {name: by_gauc[name].lr for name in (arm, study.baseline)}
+
+
 def _first_seed_values(results: Results, rates: Mapping[str, float]) -> dict[str, float]:
     """Return the main metric of arms at some learning rates, on the unchanged stream under the first seed."""
     seed = min(result.spec.seed for result in results.tests())
@@ -196,8 +201,7 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
     """
     names = arm, study.baseline
     chosen = choose_rates(study, results)
-    by_gauc = hindsight_rates(study, results, MAIN_METRIC, "higher")
-    alternatives = {"with the best learning rates in hindsight": {name: by_gauc[name].lr for name in names}}
+    alternatives = {"with the best learning rates in hindsight": _best_rates(study, results, arm)}
     for left_out in sorted({chosen[name].lr for name in names}):
         rest = Results([result for result in results.tuning() if result.spec.lr != left_out])
         with suppress(NoLearningRateError):
@@ -224,8 +228,7 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
 
 def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
     """Return a row for the comparison at the best learning rates in hindsight, which checks the choice."""
-    by_gauc = hindsight_rates(study, results, MAIN_METRIC, "higher")
-    rates = {name: by_gauc[name].lr for name in (arm, study.baseline)}
+    rates = _best_rates(study, results, arm)
     values = _first_seed_values(results, rates)
     difference = values[arm] - values[study.baseline]
     measured = ", ".join(f"{name} {values[name]:.4f} (at {rates[name]:g})" for name in values)

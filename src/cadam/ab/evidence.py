@@ -40,13 +40,10 @@ METRIC_NAMES = {
     "auc": "AUC",
     "log_loss": "log loss",
 }
-BETTER: Mapping[str, Better] = {
-    MAIN_METRIC: "higher",
-    "gauc_by_user": "higher",
-    "auc": "higher",
-    "log_loss": "lower",
-}
+BETTER: Mapping[str, Better] = {MAIN_METRIC: "higher", "gauc_by_user": "higher", "auc": "higher", "log_loss": "lower"}
 TIME = "time"
+OVER_USERS = "difference over users"
+SEQUENCE = "confidence sequence over blocks"
 NO_DIFFERENCE = "there is no difference within any block"
 TOO_FEW_CHANGES = "too few blocks differ from the block before for an interval over time"
 TOO_FEW_BLOCKS = "there are too few independent blocks for an interval over time"
@@ -74,6 +71,12 @@ class Evidence:
         if len(self.by_block) == 0:
             return Interval(math.nan, -math.inf, math.inf, 0)
         return Interval(float(self.by_block.mean()), float(self.low[-1]), float(self.high[-1]), len(self.by_block))
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The intervals over users, if there is one, and over blocks of time, and the confidence sequence, by name."""
+        users = {} if self.users is None else {OVER_USERS: self.users}
+        return {**users, "difference over blocks of time": self.blocks, SEQUENCE: self.sequence}
 
     @property
     def first_exclusion(self) -> int:
@@ -257,9 +260,9 @@ class Decision:
 
     def row(self, label: str, reference: str, seconds: float) -> Row:
         """Return the comparison over seeds as a row that carries the verdict of all intervals."""
-        v = self.verdict
+        verdict = self.verdict
         row = comparison_row(label, reference, self.seeds, seconds, digits=4)
-        return replace(row, verdict=str(v), verdict_kind=v.kind, conflicting=v.conflicting)
+        return replace(row, verdict=str(verdict), verdict_kind=verdict.kind, conflicting=verdict.conflicting)
 
 
 def decide(pair: tuple[Results, Results], matters: float, repeats: Results | None = None) -> Decision:
@@ -290,30 +293,20 @@ def evidence_rows(condition: str, evidence: Evidence | None, seeds: int, floor: 
     """
     if evidence is None:
         return []
+    floors = {} if floor is None else floor.intervals
     rows = []
-    if evidence.users is not None:
-        floor_users = None if floor is None else floor.users
-        rows.append(_interval_row(f"{condition}: difference over users", evidence.users, "users", seeds, floor_users))
-    label = f"{condition}: difference over blocks of time"
-    rows.append(_interval_row(label, evidence.blocks, "blocks", seeds, None if floor is None else floor.blocks))
-    label, sequence = f"{condition}: confidence sequence over blocks", evidence.sequence
-    row = _interval_row(label, sequence, "blocks", seeds, None if floor is None else floor.sequence)
-    words = evidence.missing_reason or row.verdict
-    if evidence.first_exclusion:
-        block = f"block {evidence.first_exclusion}"
-        words += f" since {block}" if sign(sequence) else f"; it excluded 0 at {block}"
-    return [*rows, replace(row, verdict=words)]
-
-
-def _interval_row(label: str, interval: Interval, unit: str, seeds: int, floor: Interval | None) -> Row:
-    return Row(
-        label,
-        "",
-        f"{interval.count} {unit}, mean of {seeds} seeds",
-        f"{interval:+.4f}",
-        seeds,
-        0.0,
-        {0: "contains 0", 1: "above 0", -1: "below 0"}[sign(interval)],
-        "" if floor is None else f"{floor:+.4f}",
-        {"difference": interval.mean, "low": interval.low, "high": interval.high},
-    )
+    for name, interval in evidence.intervals.items():
+        unit = "users" if name == OVER_USERS else "blocks"
+        measured = f"{interval.count} {unit}, mean of {seeds} seeds"
+        words = {0: "contains 0", 1: "above 0", -1: "below 0"}[sign(interval)]
+        if name == SEQUENCE:
+            words = evidence.missing_reason or words
+            if evidence.first_exclusion:
+                block = f"block {evidence.first_exclusion}"
+                words += f" since {block}" if sign(interval) else f"; it excluded 0 at {block}"
+        noise_floor = f"{floors[name]:+.4f}" if name in floors else ""
+        values = {"difference": interval.mean, "low": interval.low, "high": interval.high}
+        rows.append(
+            Row(f"{condition}: {name}", "", measured, f"{interval:+.4f}", seeds, 0.0, words, noise_floor, values)
+        )
+    return rows

@@ -8,9 +8,9 @@ experiments of the paper share these types.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -115,24 +115,10 @@ class Result:
     provenance: Provenance
 
 
-class Results(Sequence[Result]):
+class Results(tuple[Result, ...]):
     """Results in the order of their specs, which can be filtered by the fields of the specs."""
 
-    def __init__(self, results: Sequence[Result] = ()) -> None:
-        self._results = tuple(results)
-
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-    @overload
-    def __getitem__(self, index: slice) -> Results: ...
-    def __getitem__(self, index: int | slice) -> Result | Results:
-        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._results)
+    __slots__ = ()
 
     def where(self, **fields: Any) -> Results:
         """Return the results whose spec has these values.

@@ -157,7 +157,7 @@ class StudyRunner:
         Raises:
             NoLearningRateError: If an arm diverged at every learning rate.
         """
-        with _worker_pool() as start_pool:
+        with _worker_pool() as pool:
             while True:
                 specs = run_specs(self.study, self.seeds, self.results)
                 new = [spec for spec in specs if spec not in self._found and spec not in self.failures]
@@ -166,15 +166,14 @@ class StudyRunner:
                 to_compute = [spec for spec in new if self.force or not self._load(spec)]
                 # Seed by seed, so that paired results are shown as early as possible.
                 to_compute.sort(key=lambda spec: spec.seed % TUNING_SEEDS)
-                workers = count_workers(self._seconds_left())
-                pool = start_pool(workers) if workers > 1 and len(to_compute) > 1 else None
-                for event in _compute_in(pool, to_compute, self.cache) if pool else map(self._compute, to_compute):
+                if len(to_compute) > 1 and count_workers(self._seconds_left()) > 1:
+                    events = _compute_in(pool, to_compute, self.cache)
+                else:
+                    events = (_compute_run(self.cache, spec) for spec in to_compute)
+                for event in events:
                     self._record(event)
                 # Results follow the order of the specs, whatever the order in which the runs ended.
                 self._found = {spec: self._found[spec] for spec in specs if spec in self._found}
-
-    def _compute(self, spec: RunSpec) -> RunEvent:
-        return _compute_run(self.cache, spec)
 
     def _load(self, spec: RunSpec) -> bool:
         try:
@@ -210,25 +209,18 @@ def count_cores() -> int:
 
 
 @contextmanager
-def _worker_pool() -> Iterator[Callable[[int], ProcessPoolExecutor]]:
-    """Provide a function that creates one pool of workers; leaving the context ends them and their unfinished runs."""
-    pools: list[ProcessPoolExecutor] = []
+def _worker_pool() -> Iterator[ProcessPoolExecutor]:
+    """Provide a pool whose workers start with the first run; leaving the context ends them and unfinished runs."""
     others = set(active_children())
-
-    def start(workers: int) -> ProcessPoolExecutor:
-        if not pools:
-            # Forked processes could inherit locked mutexes of torch's threads.
-            pools.append(ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker))
-        return pools[0]
-
+    # Forked processes could inherit locked mutexes of torch's threads.
+    pool = ProcessPoolExecutor(count_cores(), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        yield start
+        yield pool
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(active_children()) - others:
-                process.terminate()
-            pool.shutdown(wait=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        pool.shutdown(wait=True)
 
 
 def _compute_in(pool: ProcessPoolExecutor, specs: Sequence[RunSpec], cache: RunCache) -> Iterator[RunEvent]:

@@ -63,17 +63,13 @@ class Section:
 
 def render_page(heading: Heading, sections: Sequence[Section]) -> str:
     """Render a page as HTML."""
-    template = _templates().get_template("page.html.j2")
+    template = page_templates().get_template("page.html.j2")
     return template.render(heading=heading, sections=sections, color_css=_color_css()).lstrip()
 
 
-def html_table(rows: Sequence[Row]) -> str:
-    """Return the table of rows as HTML, as it is on a page."""
-    return str(_templates().get_template("macros.html.j2").module.table(rows))  # type: ignore[attr-defined]
-
-
 @lru_cache
-def _templates() -> Environment:
+def page_templates() -> Environment:
+    """Load the templates of pages, with the functions that they call."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -128,22 +124,15 @@ class Mark:
 
 def row_marks(rows: Sequence[Row]) -> list[Mark]:
     """Return the intervals of rows for a picture, on a common scale with 0 in the middle."""
-    ends = [(row, row.values["low"], row.values["high"]) for row in rows if {"low", "high"} <= row.values.keys()]
-    ends = [(row, low, high) for row, low, high in ends if math.isfinite(low) and math.isfinite(high)]
-    farthest = max((max(abs(low), abs(high)) for _, low, high in ends), default=0.0)
-    if not farthest:
-        return []
-    scale = 95 / farthest
-    return [
-        Mark(
-            str(row.verdict_kind),
-            scale * low,
-            scale * row.values.get("difference", (low + high) / 2),
-            scale * high,
-            f"{row.label}: {row.interval}",
-        )
-        for row, low, high in ends
-    ]
+    known = [row for row in rows if _has_ends(row.values)]
+    scale = _picture_scale([row.values for row in known])
+    marks = []
+    for row in known:
+        low, high = row.values["low"], row.values["high"]
+        middle = row.values.get("difference", (low + high) / 2)
+        text = f"{row.label}: {row.interval}"
+        marks.append(Mark(str(row.verdict_kind), scale * low, scale * middle, scale * high, text))
+    return marks if scale else []
 
 
 def interval_rows(recommendation: Recommendation) -> list[tuple[str, Kind, str, list[Mark]]]:
@@ -152,20 +141,25 @@ def interval_rows(recommendation: Recommendation) -> list[tuple[str, Kind, str, 
     All marks are on one scale. An interval that is unknown has no mark.
     """
     intervals = recommendation.values.get("intervals", {})
-    ends = [end for each in intervals.values() for end in each.values() if math.isfinite(end)]
-    farthest = max(map(abs, ends), default=0.0)
+    scale = _picture_scale([ends for ends in intervals.values() if _has_ends(ends)])
     rows: list[tuple[str, Kind, str, list[Mark]]] = []
-    for source, each in intervals.items():
-        low, high = each["low"], each["high"]
-        is_known = math.isfinite(low) and math.isfinite(high)
+    for source, ends in intervals.items():
+        low, high = ends["low"], ends["high"]
         kind: Kind = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
-        side = {"better": "ahead", "worse": "behind"}.get(kind, "inconclusive" if is_known else "unknown")
-        marks = []
-        if is_known and farthest:
-            scale = 95 / farthest
-            marks = [Mark(kind, scale * low, scale * (low + high) / 2, scale * high, source)]
-        rows.append((source, kind, side, marks))
+        side = {"better": "ahead", "worse": "behind"}.get(kind, "inconclusive" if _has_ends(ends) else "unknown")
+        marks = [Mark(kind, scale * low, scale * (low + high) / 2, scale * high, source)]
+        rows.append((source, kind, side, marks if scale and _has_ends(ends) else []))
     return rows
+
+
+def _has_ends(values: Mapping[str, float]) -> bool:
+    return all(math.isfinite(values.get(end, math.nan)) for end in ("low", "high"))
+
+
+def _picture_scale(intervals: Sequence[Mapping[str, float]]) -> float:
+    """Return the factor that puts the farthest end 95 away from 0; 0 if there is nothing to show."""
+    farthest = max((max(abs(ends["low"]), abs(ends["high"])) for ends in intervals), default=0.0)
+    return 95 / farthest if farthest else 0.0
 
 
 def table_columns(rows: Sequence[Row]) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The style of all figures: their colors and panels.
+"""The style of all figures: their colors, fonts and lines.
 
 Each optimizer has one color in every figure: CAdam is blue, Adam is orange-red, and other arms take the next colors of
 one fixed list. Pages turn the colors of this module into CSS variables, so that figures follow the light and the dark
@@ -9,12 +9,7 @@ color scale.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-from ...statistics.intervals import Array
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 NEEDS = "figures need matplotlib: in a clone of the project, pip install '.[online]'"
 """The message if matplotlib is not installed."""
@@ -24,11 +19,6 @@ INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
 ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
 SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")
 """The colors of arms; the first two are reserved for CAdam and Adam."""
-
-BETTER, NEUTRAL, WORSE = "#2b6f97", "#f7f7f7", "#c8563d"
-"""The ends and the middle of a color scale, the same in light and dark mode."""
-ON_PALE, ON_STRONG = "#20242f", "#f8f8f8"
-"""The colors of text on a color scale, the same in light and dark mode."""
 
 DARK = {
     INK: "#e6e8ee",
@@ -90,30 +80,3 @@ def arm_colors(arms: Iterable[str]) -> dict[str, str]:
             color = next(c for c in (*SERIES[2:], *SERIES[:2]) if c not in colors.values())
         colors[arm] = color
     return colors
-
-
-def panels(rows: int, columns: int, width: float, height: float, **sharing: Any) -> tuple[Figure, Array]:
-    """Return a figure with a grid of panels, which is always a matrix.
-
-    Args:
-        rows: The number of rows.
-        columns: The number of columns.
-        width: The width in inches.
-        height: The height in inches.
-        **sharing: Arguments of `Figure.subplots`, such as `sharex`.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ModuleNotFoundError(NEEDS) from error
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
-    axes = figure.subplots(rows, columns, squeeze=False, **sharing)
-    for panel in axes.flat:
-        panel.set_facecolor(PAPER)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(MUTED)
-        panel.tick_params(colors=MUTED, labelsize=8, which="both")
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(INK)
-            text.set_fontsize(9)
-    return figure, axes
