@@ -126,12 +126,12 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
 def _convert_plain_list(values: list[Any], kind: Kind) -> Converted | None:
     """Convert a list of Python numbers, or return None if some value has another type."""
     types = set(map(type, values))
-    dtype: type[np.generic] | None = None
+    dtype: type[np.generic]
     if kind.is_float and types <= {int, float}:
         dtype = np.float64
     elif kind.name in ("integer", "category", "hash") and types == {int}:
         dtype = np.int64
-    if dtype is None:
+    else:
         return None
     try:
         return _convert_array(np.array(values, dtype=dtype), kind)
@@ -164,13 +164,7 @@ def _convert_one_by_one(values: Values, kind: Kind, text: bool) -> Converted:
     elif kind.is_float:
         array[:] = math.nan
     problems: dict[int, str] = {}
-    integers: dict[int, int] = {}
-    if kind.name == "hash":  # Integers are hashed together, which is much faster.
-        integers = {row: value for row, value in enumerate(values) if type(value) is int and _fits_int64(value)}
-        array[list(integers)] = hash_integers(np.fromiter(integers.values(), np.int64, len(integers)), kind.size)
     for row, value in enumerate(values):
-        if row in integers:
-            continue
         if value is None:
             problems[row] = ""
             continue
@@ -184,15 +178,13 @@ def _convert_one_by_one(values: Values, kind: Kind, text: bool) -> Converted:
 def _convert_optional(values: Values, kind: Kind, text: bool) -> Converted:
     """Convert values that may be missing; nan counts as missing."""
     required = replace(kind, optional=False, size=max(kind.size - 1, 0))
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        missing = np.isnan(values)
-    elif isinstance(values, np.ndarray) and values.dtype.kind != "O":
-        missing = np.zeros(len(values), dtype=bool)
+    if isinstance(values, np.ndarray):
+        missing = values != values
     else:
         missing = np.fromiter((value is None or value != value for value in values), bool, len(values))
     if missing.any():
         # Missing values are replaced by one that is present, so that the column may still be converted as a whole.
-        present = next((value for value, is_missing in zip(values, missing.tolist(), strict=True) if not is_missing), 0)
+        present = 0 if missing.all() else values[int(np.argmin(missing))]
         if isinstance(values, np.ndarray):
             values = np.where(missing, present, values)
         else:

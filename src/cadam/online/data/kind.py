@@ -11,8 +11,8 @@ import numpy as np
 HOURS, WEEKDAYS = 24, 7
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """The units of times that are written as numbers: how many of each make a second."""
-_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?(\?)?")
-_CLOCK = re.compile(r"clock(?::(.+?))?(\?)?")
+_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?\??")
+_CLOCK = re.compile(r"clock(?::(.+?))?\??")
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,16 @@ class Kind:
         Raises:
             ValueError: If the text does not describe a kind.
         """
+        optional = text.endswith("?")
         if match := _CLOCK.fullmatch(text):
-            time_format, mark = match.groups()
-            optional = bool(mark)
-            return cls("clock", HOURS + WEEKDAYS + optional, 2, optional, check_time_format(time_format or ""))
+            return cls("clock", HOURS + WEEKDAYS + optional, 2, optional, check_time_format(match[1] or ""))
         match = _KIND.fullmatch(text)
         if match is None:
             raise ValueError(
                 f"unknown kind {text!r}: use number, category:N, hash:N or clock, followed by [K] for a list of K "
                 "values and by ? if values may be missing"
             )
-        name, size, length, mark = match.groups()
-        optional = bool(mark)
+        name, size, length = match.groups()
         if (size is not None and int(size) > optional) != (name in ("category", "hash")):
             minimum = "above 1 with ?" if optional else "above 0"
             raise ValueError(

@@ -132,6 +132,8 @@ class Schema:
     missing: Sequence[str] | Mapping[str, Sequence[str]] = ()
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
     target: Target = field(init=False, repr=False, compare=False)
+    roles: dict[str, tuple[str, Kind]] = field(init=False, repr=False, compare=False)
+    """The column name and kind of each of id, user and time that the schema has."""
 
     def __post_init__(self) -> None:
         kinds = {}
@@ -145,7 +147,10 @@ class Schema:
                 )
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "target", Target.parse(self.label))
-        self._roles()  # Raises ValueError if id, user or time is not valid.
+        roles = {role: parse_key(key) for role, key in (("id", self.id), ("user", self.user)) if key is not None}
+        if self.time is not None:
+            roles["time"] = parse_time(self.time)
+        object.__setattr__(self, "roles", roles)
         if len(self.separator) != 1:
             raise ValueError(f"the separator of CSV must be one character, got {self.separator!r}")
         markers = self.missing.values() if isinstance(self.missing, Mapping) else [self.missing]
@@ -153,17 +158,6 @@ class Schema:
             raise ValueError(
                 f'missing must be a list of texts, or a list per column as in {{"price": ["NA"]}}, got {self.missing!r}'
             )
-
-    def _roles(self) -> dict[str, tuple[str, Kind]]:
-        """Return the column name and kind of each of id, user and time that the schema has."""
-        roles = {}
-        if self.id is not None:
-            roles["id"] = parse_key(self.id)
-        if self.user is not None:
-            roles["user"] = parse_key(self.user)
-        if self.time is not None:
-            roles["time"] = parse_time(self.time)
-        return roles
 
     @classmethod
     def read(cls, path: Path | str) -> Schema:
@@ -206,8 +200,8 @@ class Schema:
 
     def column_names(self) -> list[str]:
         """Return the names of all columns that the schema uses."""
-        roles = self._roles()
-        return list(dict.fromkeys([*self.features, self.target.column, *(name for name, _ in roles.values())]))
+        role_columns = [name for name, _ in self.roles.values()]
+        return list(dict.fromkeys([*self.features, self.target.column, *role_columns]))
 
     def missing_markers(self, column: str) -> Sequence[str]:
         """Return the texts that stand for a missing value in a column of CSV, except the empty text."""
@@ -218,12 +212,7 @@ class Schema:
     # Conversion of records, which are dicts ----------------------------------------------------------------------
 
     def convert_records(
-        self,
-        records: Sequence[Mapping[str, Any]],
-        where: Sequence[str],
-        *,
-        text: bool = False,
-        raw: Sequence[str | bytes] | None = None,
+        self, records: Sequence[Mapping[str, Any]], where: Sequence[str], *, text: bool = False
     ) -> Batch:
         """Convert records to a batch.
 
@@ -233,19 +222,15 @@ class Schema:
             records: One dict per record.
             where: The position of each record in its source, for rejected records.
             text: Whether values are text, as in CSV: numbers are written as text, and an empty text is missing.
-            raw: The original text of each record, for rejected records.
 
         Returns:
             The events, separate labels and rejected records.
         """
+        columns = self.columns_of_records(records, text=text)
 
         def show(row: int) -> str:
-            if raw is None:
-                return _show(dict(records[row]))
-            original = raw[row]
-            return original.decode(errors="replace") if isinstance(original, bytes) else original
+            return _show(dict(records[row]))
 
-        columns = self.columns_of_records(records, text=text)
         return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show)
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
@@ -320,14 +305,13 @@ class Schema:
             add_problems(name, new_problems)
             return array
 
-        roles = self._roles()
-        arrays = {"id": convert_column(*roles["id"])} if "id" in roles else {}
+        arrays = {"id": convert_column(*self.roles["id"])} if "id" in self.roles else {}
         label, new_problems = self.target.labels(columns.get(self.target.column, all_missing), text)
         add_problems(self.target.column, new_problems, is_required=False)
         add_problems(self.label, self._label_problems(label))
         is_separate = self._find_separate_labels(columns, count, label)
         label_problems = {row: reason for row, reason in problems.items() if is_separate[row]}
-        arrays |= {role: convert_column(*roles[role]) for role in ("user", "time") if role in roles}
+        arrays |= {role: convert_column(*column) for role, column in self.roles.items() if role != "id"}
         features = {name: convert_column(name, kind) for name, kind in self.kinds.items()}
         # A separate label has no other columns, so only problems of its id and label count.
         problems = {row: reason for row, reason in problems.items() if not is_separate[row]} | label_problems
@@ -362,8 +346,7 @@ class Schema:
     def _find_separate_labels(self, columns: Mapping[str, Values], count: int, label: Array) -> Array:
         """Return a mask of the rows that have a label and none of the features, if the schema has an id."""
         no_row = np.zeros(count, dtype=bool)
-        keys = {parse_key(key)[0] for key in (self.id, self.user) if key is not None}
-        features = set(self.features) - keys
+        features = set(self.features) - {name for role, (name, _) in self.roles.items() if role != "time"}
         if self.id is None or not features:
             return no_row
         is_separate = ~np.isnan(label)

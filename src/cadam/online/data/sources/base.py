@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..events import Batch, Events, Labels
@@ -111,13 +109,6 @@ class Source(ABC):
         from .sample import SamplingError
 
         raise SamplingError(f"no schema can be inferred from {self.location}: write one, and give --schema schema.json")
-
-
-def digest(path: str | Path, start: int, end: int) -> str:
-    """Return a hash of the bytes of a file from `start` to `end`, to recognize the file later."""
-    with open(path, "rb") as file:
-        file.seek(max(start, 0))
-        return hashlib.sha256(file.read(end - max(start, 0))).hexdigest()
 
 
 def is_power_of_two(count: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -16,7 +17,7 @@ from ..conversion import Values
 from ..events import Array, Batch, Rejected
 from ..schema import MAX_REJECTED_TEXT, Schema
 from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, UnreadableValue
-from .base import ColumnNames, Source, check_batch_size, check_state, digest
+from .base import ColumnNames, Source, check_batch_size, check_state
 from .records import list_duplicates
 from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
@@ -158,12 +159,10 @@ class ParquetSource(Source):
 
         rows = self.batch_size * CHUNK_BATCHES
         first = self.chunk * rows
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
-            columns = [column for column in file.schema_arrow if column.name in self._hashed]
-            dictionaries = [column.name for column in columns if _is_text(column.type)]
-        with pq.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
+        # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
+        columns = [column for column in pq.read_schema(path) if column.name in self._hashed]
+        dictionaries = [column.name for column in columns if _is_text(column.type)]
+        with pq.ParquetFile(path, read_dictionary=dictionaries) as file:
             fingerprint = _fingerprint(path)
             if (self.chunk or self.batch) and self.fingerprint not in (None, fingerprint):
                 raise pa.ArrowInvalid("it is not the file that was being read")
@@ -286,8 +285,9 @@ def _fingerprint(path: Path) -> str | None:
     """Return a hash by which a file is recognized, or None if the file does not exist."""
     if not path.exists():
         return None
-    size = path.stat().st_size
-    return digest(path, size - FINGERPRINT_BYTES, size)
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - FINGERPRINT_BYTES))
+        return hashlib.sha256(file.read(FINGERPRINT_BYTES)).hexdigest()
 
 
 def _sample_tables(file: Any, rows: int) -> list[Any]:
