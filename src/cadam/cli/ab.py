@@ -41,7 +41,7 @@ from ..online import run_config
 from ..online.data.events import Batch
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
-from ..online.data.validation import check_columns, check_uri
+from ..online.data.validation import check_columns
 from ..online.metrics.stream import as_clicks
 from ..online.models.model_file import OptimizerSpec
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
@@ -272,7 +272,6 @@ def prepare(options: argparse.Namespace) -> Comparison:
     arms, grid = _parse_arms(options.arms), tuple(dict.fromkeys(map(_parse_rate, options.lr.split(","))))
     if not 0 <= options.matters < math.inf:
         raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
-    check_uri(uri)
     config = run_config.read_config(options)
     schema = config.schema
     simulated = _simulated_changes(options, schema)

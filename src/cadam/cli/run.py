@@ -26,7 +26,7 @@ from ..online import run_config
 from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
-from ..online.data.validation import check_columns, check_uri
+from ..online.data.validation import check_columns
 from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.metrics.metric import Metric
@@ -130,7 +130,6 @@ def prepare(options: argparse.Namespace) -> Job:
     """
     _check_numbers(options)
     uri = run_config.data_uri(options)
-    check_uri(uri)
     optimizer = OptimizerSpec.parse(options.optimizer)
     metrics = _metrics(options)
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))

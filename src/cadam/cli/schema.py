@@ -6,7 +6,6 @@ import argparse
 import shlex
 
 from ..online import run_config
-from ..online.data.validation import check_uri
 from . import writable_paths
 from .exit_codes import DONE, NO_PACKAGE, USAGE, fail
 
@@ -15,7 +14,6 @@ def run(options: argparse.Namespace) -> int:
     """Print the inferred schema with the reason for each column, and write it to `--output`."""
     try:
         uri = run_config.data_uri(options)
-        check_uri(uri)
         writable_paths.check_file(options.output, "--output")
         inferred = run_config.infer_schema(uri, options)
     except (ValueError, OSError, ImportError) as error:

@@ -108,7 +108,7 @@ def data_uri(options: argparse.Namespace) -> str:
     """
     if (options.place is None) == (options.data is None):
         raise UsageError("give the data once: a file, a folder of Parquet or a URI, as in cadam run clicks.csv")
-    return options.data if options.place is None else resolve_uri(options.place)
+    return resolve_uri(options.data if options.place is None else options.place)
 
 
 def short_name(uri: str) -> str:

@@ -17,7 +17,7 @@ from cadam.online.data.sources import registry, resolve_uri
 from cadam.online.data.sources.base import ColumnNames
 from cadam.online.data.sources.registry import source_help
 from cadam.online.data.sources.sample import Sample, SamplingError, sample_records
-from cadam.online.data.validation import MismatchError, check_columns, check_uri
+from cadam.online.data.validation import MismatchError, check_columns
 
 
 class ArraySource(Source):
@@ -76,8 +76,6 @@ def test_the_columns_of_a_registered_source_are_validated(path: Path) -> None:
     schema = Schema({"prize": "number"}, label="click")
     with pytest.raises(MismatchError, match=r"clicks\.array has no column 'prize'"):
         check_columns(open_source(f"array:{path}", schema), schema)
-    with pytest.raises(MismatchError, match="array:"):
-        check_uri(str(path))
 
 
 def test_the_command_line_infers_the_schema_of_a_registered_source_and_learns_from_it(

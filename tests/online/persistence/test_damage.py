@@ -8,6 +8,7 @@ import io
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def test_csv_with_a_column_twice_is_refused_where_it_is_read(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="more than one column 'price'"):
         list(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))
     with pytest.raises(ValueError, match="more than one column 'item'"):
-        LinesSource(tmp_path / "a.csv", SCHEMA, "csv", fields=["item", "user", "item", "price"])
+        LinesSource(tmp_path / "a.csv", replace(SCHEMA, header=["item", "user", "item", "price"]), "csv")
 
 
 def test_a_header_of_csv_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> None:

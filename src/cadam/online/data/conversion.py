@@ -80,7 +80,7 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
         values = list(values)
         if kind.name == "hash" and any(issubclass(type_, str) for type_ in set(map(type, values))):
             values = [_integer_of_text(value) for value in values]
-        converted = _convert_plain_list(_parse_plain_numbers(values, kind) if text else values, kind)
+        converted = _convert_plain_list(values, kind)
     return _convert_one_by_one(values, kind, text) if converted is None else converted
 
 
@@ -350,19 +350,6 @@ def _convert_text(value: Any, kind: Kind) -> Any:
     except UnicodeEncodeError:
         raise RejectedError("the text contains half a surrogate pair, which is not valid Unicode") from None
     return value if kind.name == "text" else hash_text(encoded, kind.size)
-
-
-def _parse_plain_numbers(values: list[Any], kind: Kind) -> list[Any]:
-    """Parse a list of numbers that are written as text; returns the list itself if some value is not a plain number."""
-    if kind.name in ("text", "hash") or set(map(type, values)) != {str}:
-        return values
-    joined = "".join(values)
-    if not joined.isascii() or "_" in joined or max(map(len, values)) > MAX_DIGITS:
-        return values
-    try:
-        return list(map(float if kind.is_float else int, values))
-    except ValueError:
-        return values
 
 
 def _parse_number(value: str, kind: Kind) -> int | float:

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 from torch import nn
 
 from .schema import Schema
 from .sources import Source
 from .sources.records import list_duplicates
-from .sources.registry import PARQUET_MAGIC, scheme_of_suffix
 
 
 class MismatchError(ValueError):
     """The data or the model does not have what the schema requires."""
-
-
-def check_uri(uri: str) -> None:
-    """Check that a URI has a scheme, and that a file that is named as Parquet is one.
-
-    Raises:
-        MismatchError: If it is not so; the message suggests a URI.
-    """
-    scheme, colon, path = uri.partition(":")
-    if not colon:
-        implied = "parquet" if Path(uri).is_dir() else scheme_of_suffix(Path(uri))
-        if implied is not None:
-            raise MismatchError(f"--data {uri} does not say its format; did you mean {implied}:{uri}?")
-    if scheme == "parquet" and Path(path).is_file():
-        with open(path, "rb") as file:
-            start = file.read(len(PARQUET_MAGIC))
-        if not PARQUET_MAGIC.startswith(start):
-            implied = scheme_of_suffix(Path(path))
-            likely = "csv or jsonl" if implied in (None, "parquet") else implied
-            raise MismatchError(f"--data {uri}: {path} is not a Parquet file; did you mean {likely}:{path}?")
 
 
 def check_columns(source: Source, schema: Schema) -> None:

@@ -40,8 +40,6 @@ class SampledLines:
     lines: list[bytes]
     total: int
     """The approximate number of lines of the file."""
-    is_complete: bool
-    """Whether these are all lines of the file."""
     positions: int
     """The number of positions from which lines were read."""
 
@@ -62,26 +60,24 @@ def sample_lines(path: str) -> SampledLines:
         SamplingError: If the file is empty.
     """
     size = os.path.getsize(path)
-    total = None
+    total, positions = None, 1
     with open_binary(path, buffered=True) as file:
-        is_complete, positions = True, 1
         if is_compressed(path):
             lines = file.read(MAX_BYTES).split(b"\n")
             if file.read(1):
-                is_complete = False
                 lines = _without_blanks(lines[:-1])
                 total = len(lines) * size // max(1, file.fileobj.tell())
         elif size <= MAX_BYTES:
             lines = file.read().split(b"\n")
         else:
-            is_complete, positions = False, POSITIONS
+            positions = POSITIONS
             lines = _read_positions(file, size)
             mean = sum(map(len, lines)) / len(lines) + 1 if lines else 1
             total = int(size / mean)
     lines = _without_blanks(lines)
     if not lines:
         raise SamplingError(f"{path} is empty")
-    return SampledLines(lines, len(lines) if total is None else total, is_complete, positions)
+    return SampledLines(lines, len(lines) if total is None else total, positions)
 
 
 def _read_positions(file: Any, size: int) -> list[bytes]:

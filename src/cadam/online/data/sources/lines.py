@@ -46,7 +46,7 @@ INSPECTED_LINES = 1000
 class LinesSource(Source):
     """Lines of CSV or JSON, each of which is one event. Lines that are too long or cannot be parsed are rejected.
 
-    In CSV the first line contains the names of the fields, unless `fields` or the schema's header does. Fields are
+    In CSV the first line contains the names of the fields, unless the schema's header does. Fields are
     separated by the schema's separator, an empty field is a missing value, and a quoted field cannot contain a line
     break. A file whose name ends in .gz is decompressed and cannot be followed.
 
@@ -59,7 +59,6 @@ class LinesSource(Source):
             the lines that come then.
         schema: The schema of the events.
         format: Either ``csv`` or ``jsonl``.
-        fields: The names of the fields of CSV.
         batch_size: The number of lines per batch.
         follow: Whether to wait for more lines at the end, and to continue with the new file when the file is rotated.
             Standard input ends when it is closed.
@@ -82,7 +81,6 @@ class LinesSource(Source):
         schema: Schema,
         format: Format,
         *,
-        fields: list[str] | None = None,
         batch_size: int = 1024,
         follow: bool = False,
         patience: float | None = 1.0,
@@ -94,9 +92,9 @@ class LinesSource(Source):
         check_batch_size(batch_size)
         self.path = self.location = str(path)
         self.schema, self.format = schema, format
-        if fields is None and format == "csv" and schema.header is not None:
-            fields = list(schema.header)
-        self.fields, self.batch_size, self.follow = fields, batch_size, follow
+        self.has_header = format == "csv" and schema.header is None
+        self.fields = list(schema.header) if format == "csv" and schema.header is not None else None
+        self.batch_size, self.follow = batch_size, follow
         self.patience, self.max_bytes, self.poll = patience, max_bytes, poll
         self.is_pipe = self.path == "-"
         if not self.is_pipe and not Path(path).is_file():
@@ -107,7 +105,6 @@ class LinesSource(Source):
                 "follow"
             )
         self._check_fields()
-        self.has_header = format == "csv" and fields is None
         self.inode = 0 if self.is_pipe else os.stat(path).st_ino
         self.current_path = self.path
         """The path of the file that is read, which differs from `path` after a rotation."""

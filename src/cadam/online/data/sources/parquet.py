@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class ParquetSource(Source):
         self.follow, self.settled, self.poll = follow, settled, poll
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
+        self._folder = self.path.parent if self.path.is_file() else self.path
         self._hashed = {name for name, kind in schema.kinds.items() if kind.name == "hash" and not kind.length}
         self.queue: list[str] = []
         """The files that are not finished yet; the first one is being read."""
@@ -96,7 +97,7 @@ class ParquetSource(Source):
             if not self.queue:
                 self._find_new_files()
             if self.queue:
-                yield from self._read_file(self._full_path(self.queue[0]))
+                yield from self._read_file(self._folder / self.queue[0])
             elif not self.follow:
                 return
             else:
@@ -113,19 +114,22 @@ class ParquetSource(Source):
         return (len(self.done) + current) / max(1, len(self.done) + len(self.queue))
 
     def _find_new_files(self) -> None:
-        if self.path.is_file():
-            names = [self.path.name]
-        else:
-            names = sorted(str(path.relative_to(self.path)) for path in parquet_files(self.path, self._log_unreadable))
+        names = [str(path.relative_to(self._folder)) for path in self._list_files()]
         self.queue += [name for name in names if name not in self.done and name not in self.queue]
+
+    def _list_files(self) -> list[Path]:
+        """Return the file, or the Parquet files under the folder in the order of their names."""
+        if self.path.is_file():
+            return [self.path]
+        files = []
+        for parent, _, names in os.walk(self.path, onerror=self._log_unreadable):
+            files += [Path(parent, name) for name in names if name.endswith(".parquet") and name[0] not in "._"]
+        return sorted(files, key=str)
 
     def _log_unreadable(self, error: OSError) -> None:
         if error.filename not in self._unreadable_folders:
             logger.error("%s cannot be listed, and its files are not read: %s", error.filename, error.strerror)
             self._unreadable_folders.add(error.filename)
-
-    def _full_path(self, name: str) -> Path:
-        return self.path if self.path.is_file() else self.path / name
 
     def _read_file(self, path: Path) -> Iterator[Batch | None]:
         """Yield the remaining batches of a file, and then move the position to the next file."""
@@ -213,9 +217,6 @@ class ParquetSource(Source):
                 continue
         return ColumnNames(names, are_complete=self.path.is_file())
 
-    def _list_files(self) -> list[Path]:
-        return [self.path] if self.path.is_file() else sorted(parquet_files(self.path))
-
     def sample(self) -> Sample:
         """Return rows from several row groups of several files."""
         import pyarrow as pa
@@ -269,16 +270,8 @@ class ParquetSource(Source):
         self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
         self.chunk, self.batch = state["chunk"], state["batch"]
         self.fingerprint = state["fingerprint"]
-        if self.fingerprint is not None and _fingerprint(path := self._full_path(self.queue[0])) != self.fingerprint:
+        if self.fingerprint is not None and _fingerprint(path := self._folder / self.queue[0]) != self.fingerprint:
             raise ValueError(f"{path} is not the file that was being read, so the position in it is not valid")
-
-
-def parquet_files(folder: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield the Parquet files under a folder, unordered. `on_error` is called for folders that cannot be listed."""
-    for parent, _, names in os.walk(folder, onerror=on_error):
-        for name in names:
-            if name.endswith(".parquet") and not name.startswith((".", "_")):
-                yield Path(parent, name)
 
 
 def _fingerprint(path: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -21,25 +21,21 @@ class Message:
     where: str
     """The position of the message, for rejected records."""
     text: bytes | None = None
-    fields: Mapping[bytes, bytes] | None = None
+    fields: Mapping[bytes, bytes] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The size of the message in bytes."""
         if self.text is not None:
             return len(self.text)
-        return sum(len(name) + len(value) for name, value in (self.fields or {}).items())
+        return sum(len(name) + len(value) for name, value in self.fields.items())
 
     def show(self) -> str:
         """Return the beginning of the message as text."""
-        limit = MAX_REJECTED_TEXT
         if self.text is not None:
-            return self.text[:limit].decode(errors="replace")
-        fields = list((self.fields or {}).items())[:limit]
-        short = {
-            name[:limit].decode(errors="replace"): value[:limit].decode(errors="replace") for name, value in fields
-        }
-        return str(short)[:limit]
+            return _decode_beginning(self.text)
+        fields = {_decode_beginning(name): _decode_beginning(value) for name, value in self.fields.items()}
+        return str(fields)[:MAX_REJECTED_TEXT]
 
     def parse(self, max_bytes: int) -> Mapping[str, Any]:
         """Return the fields of the message, or raise ValueError with the reason why it cannot be used."""
@@ -47,7 +43,11 @@ class Message:
             raise ValueError(f"the message has {self.size} bytes, more than {max_bytes}")
         if self.text is not None:
             return parse_json_record(self.text)
-        return {name.decode(): value.decode() for name, value in (self.fields or {}).items()}
+        return {name.decode(): value.decode() for name, value in self.fields.items()}
+
+
+def _decode_beginning(data: bytes) -> str:
+    return data[:MAX_REJECTED_TEXT].decode(errors="replace")
 
 
 def parse_json_record(text: bytes) -> Mapping[str, Any]:

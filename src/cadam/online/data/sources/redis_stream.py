@@ -98,7 +98,7 @@ class RedisSource(Source):
                 page = self._read_page(last, min(PAGE_SIZE, self.batch_size - len(messages)))
                 if page and last != START:
                     self._check_for_trimming(last)
-            except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError) as error:
+            except (redis.ConnectionError, redis.TimeoutError) as error:
                 if not (self.follow or self._was_reached):
                     raise ConnectionError(
                         f"Redis cannot be reached: {error} Check the address, or wait for the server with follow"
@@ -144,7 +144,7 @@ class RedisSource(Source):
                 if not self.follow:
                     raise ValueError(self._describe_absence())
                 logger.warning("%s; waiting for it", self._describe_absence())
-        except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
+        except (redis.ConnectionError, redis.TimeoutError):
             return None
         except redis.ResponseError as error:
             raise ValueError(self._describe_refusal(error)) from error

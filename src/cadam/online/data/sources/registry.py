@@ -41,13 +41,16 @@ def resolve_uri(text: str) -> str:
     """Return the URI of a source that is given as a URI or as a path.
 
     Raises:
-        ValueError: If the format of standard input is missing.
+        ValueError: If the format of standard input is missing, or if a file is not Parquet but the URI says so.
         FileNotFoundError: If the text is neither a URI nor an existing path.
     """
     if text == "-":
         raise ValueError("the format of standard input (-) is unknown: give csv:- or jsonl:-")
     path = Path(text)
-    if text.partition(":")[0] in schemes() and not path.exists():
+    scheme, _, location = text.partition(":")
+    if scheme in schemes() and not path.exists():
+        if scheme == "parquet" and Path(location).is_file() and (likely := resolve_uri(location)) != text:
+            raise ValueError(f"{location} is not a Parquet file; did you mean {likely}?")
         return text
     if path.is_dir():
         return f"parquet:{text}"
