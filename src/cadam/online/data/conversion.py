@@ -6,6 +6,7 @@ import math
 import re
 import reprlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Any
@@ -72,8 +73,11 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
         return _convert_lists(values, kind, text)
     if kind.optional:
         return _convert_optional(values, kind, text)
+    if kind.time_format in UNITS:
+        numbers, problems = convert(values, Kind("time"), text)
+        return numbers / UNITS[kind.time_format], problems
     if kind.time_format:
-        return _convert_timestamps(values, kind, text)
+        return _convert_one_by_one(values, kind, text)
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         converted = _convert_array(values, kind)
     else:
@@ -210,39 +214,6 @@ def _convert_clock(values: Values, kind: Kind, text: bool) -> Converted:
     return array, problems
 
 
-def _convert_timestamps(values: Values, kind: Kind, text: bool) -> Converted:
-    """Convert times of a given format to seconds since 1970; datetime objects are accepted with every format."""
-    if kind.time_format in UNITS:
-        numbers, problems = convert(values, Kind("time"), text)
-        return numbers / UNITS[kind.time_format], problems
-    array, problems = np.full(len(values), math.nan), {}
-    parsed: dict[Any, float | str] = {None: ""}
-    for row, value in enumerate(values):
-        if isinstance(value, UnreadableValue):
-            problems[row] = value.reason
-            continue
-        if value not in parsed:
-            parsed[value] = _parse_timestamp(value, kind.time_format)
-        if isinstance(result := parsed[value], str):
-            problems[row] = result
-        else:
-            array[row] = result
-    return array, problems
-
-
-def _parse_timestamp(value: Any, time_format: str) -> float | str:
-    """Return the seconds since 1970, or the reason why the value is not a time."""
-    if isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    if not isinstance(value, datetime):
-        text = str(value).strip()
-        try:
-            value = datetime.fromisoformat(text) if time_format == "iso" else datetime.strptime(text, time_format)
-        except ValueError:
-            return f"{str(value)[:40]!r} is not a time of the format {time_format}"
-    return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
-
-
 def _convert_lists(values: Values, kind: Kind, text: bool) -> Converted:
     problems: dict[int, str] = {}
     flat: Values
@@ -293,6 +264,8 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         value = value.item()
     if isinstance(value, UnreadableValue):
         raise RejectedError(value.reason)
+    if kind.time_format:
+        return _parse_timestamp(value, kind.time_format)
     if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
         return _convert_text(value, kind)
     if isinstance(value, str):
@@ -317,6 +290,19 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
     if kind.name == "category" and not 0 <= value < kind.size:
         raise RejectedError(f"{value} is not from 0 to {kind.size - 1}")
     return int(hash_integers(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
+
+
+def _parse_timestamp(value: Any, time_format: str) -> float:
+    """Return the seconds since 1970; datetime objects are accepted with every format."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        text = str(value).strip()
+        try:
+            value = datetime.fromisoformat(text) if time_format == "iso" else datetime.strptime(text, time_format)
+        except ValueError:
+            raise RejectedError(f"{str(value)[:40]!r} is not a time of the format {time_format}") from None
+    return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
 
 
 def _fits_int64(value: int) -> bool:
@@ -357,15 +343,10 @@ def _parse_number(value: str, kind: Kind) -> int | float:
     if len(value) > MAX_DIGITS:
         raise RejectedError(f"text of {len(value)} characters is not a number")
     if value.isascii() and "_" not in value:
-        if not kind.is_float:
-            try:
-                return int(value)
-            except ValueError:
-                pass  # pandas writes integers as 3.0 in a column with missing values.
-        try:
-            return float(value)
-        except ValueError:
-            pass
+        # Integers may also be written as floats: pandas writes 3.0 in a column with missing values.
+        for parse in (float,) if kind.is_float else (int, float):
+            with suppress(ValueError):
+                return parse(value)
     raise RejectedError(f"text {value[:40]!r} is not a number")
 
 

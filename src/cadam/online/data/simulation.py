@@ -211,17 +211,14 @@ class LabelDelay(Disturbance):
 
     def _delay(self, labels: Labels, clock: Array, numbers: Array, kind: str = "") -> None:
         """Schedule labels that would arrive at `clock`. The delay of each depends on its number and on `kind`."""
-        due = clock + self._draw_delays(numbers, f"{kind}first")
+        due = clock - self.mean * np.log1p(-self.draw(numbers, f"{kind}first"))
+        due_again = due - self.mean * np.log1p(-self.draw(numbers, f"{kind}second"))
         arrives = self.draw(numbers, f"{kind}never") >= self.never
         repeats = arrives & (self.draw(numbers, f"{kind}twice") < self.twice)
-        for rows, times in ((arrives, due), (repeats, due + self._draw_delays(numbers, f"{kind}second"))):
+        for rows, times in ((arrives, due), (repeats, due_again)):
             self._due = np.concatenate([self._due, times[rows]])
             self._ids = np.concatenate([self._ids, labels.ids[rows]]) if len(self._ids) else labels.ids[rows]
             self._labels = np.concatenate([self._labels, labels.labels[rows]])
-
-    def _draw_delays(self, numbers: Array, purpose: str) -> Array:
-        delays: Array = -self.mean * np.log1p(-self.draw(numbers, purpose))
-        return delays
 
     def _pop_due(self, clock: float) -> Labels | None:
         """Remove the labels that are due at `clock` and return them in the order of their due times."""

@@ -168,13 +168,7 @@ class DictionaryColumn:
 
 
 def split_lines(
-    data: Array,
-    begin: Array,
-    end: Array,
-    names: Sequence[str],
-    *,
-    fields: Sequence[str] | None = None,
-    separator: str = "",
+    data: Array, begin: Array, end: Array, names: Sequence[str], fields: Sequence[str] | None, separator: str
 ) -> tuple[Array, dict[str, TextColumn]] | None:
     """Split lines of CSV or JSON into columns with compiled code.
 
@@ -191,7 +185,8 @@ def split_lines(
         there is no compiled code for this format.
     """
     functions = native_functions()
-    if functions is None or not separator.isascii() or separator == '"':
+    is_json = fields is None
+    if functions is None or not (is_json or (separator.isascii() and separator != '"')):
         return None
     count = len(begin)
     # Columns whose distance is a power of two would compete for the same lines of the processor's cache.
@@ -206,14 +201,15 @@ def split_lines(
     name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     _call(
         *(functions.cadam_split_lines, data, begin, end, count, ranges[0], ranges[1], quoted, status, len(names)),
-        *(stride, len(column_of_field), column_of_field, ord(separator or ","), all_names, name_ends),
+        *(stride, len(column_of_field), column_of_field, ord(separator), all_names, name_ends),
     )
     columns = {}
     for index, name in enumerate(names):
-        column = TextColumn(data, ranges[0, index, :count], ranges[1, index, :count], Quoting.NONE)
-        if fields is None:
-            column = replace(column, quoting=Quoting.SOME, quoted=quoted[index, :count])
-        columns[name] = column
+        begin, end = ranges[0, index, :count], ranges[1, index, :count]
+        if is_json:
+            columns[name] = TextColumn(data, begin, end, Quoting.SOME, quoted[index, :count])
+        else:
+            columns[name] = TextColumn(data, begin, end, Quoting.NONE)
     return status, columns
 
 

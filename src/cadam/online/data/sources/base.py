@@ -5,13 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..events import Batch, Events, Labels
-
-if TYPE_CHECKING:
-    from ..schema import Schema
-    from .sample import Sample
+from ..schema import Schema
+from .sample import Sample, SamplingError
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,6 @@ class Source(ABC):
         Raises:
             SamplingError: If no sample can be taken; the message says what to do.
         """
-        from .sample import SamplingError
-
         raise SamplingError(f"no schema can be inferred from {self.location}: write one, and give --schema schema.json")
 
 

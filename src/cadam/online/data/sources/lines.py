@@ -334,9 +334,8 @@ class LinesSource(Source):
             data = np.frombuffer(b"".join(texts) + b"\n", np.uint8)
             sizes = np.fromiter(map(len, texts), np.int64, len(texts))
             ends = np.cumsum(sizes)
-            csv_options: dict[str, Any] = {"fields": self.fields, "separator": self.schema.separator}
-            options = csv_options if self.format == "csv" else {}
-            split = split_lines(data, ends - sizes, ends, self.schema.column_names(), **options)
+            names = self.schema.column_names()
+            split = split_lines(data, ends - sizes, ends, names, self.fields, self.schema.separator)
         if split is None:
             is_blank = [self._is_blank(text) for text in texts]
             return np.where(is_blank, LineStatus.BLANK, LineStatus.UNREAD).astype(np.uint8), None

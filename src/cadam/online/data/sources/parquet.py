@@ -15,6 +15,7 @@ import numpy as np
 
 from ..conversion import Values
 from ..events import Array, Batch, Rejected
+from ..kind import UNITS
 from ..schema import MAX_REJECTED_TEXT, Schema
 from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, UnreadableValue
 from .base import ColumnNames, Source, check_batch_size, check_state
@@ -28,6 +29,9 @@ CHUNK_BATCHES = 64
 """The number of batches that are converted together."""
 FINGERPRINT_BYTES = 65_536
 """The number of bytes at the end of a file, where Parquet keeps its metadata, by which the file is recognized."""
+UNCHANGED_SECONDS = 10.0
+"""An unreadable file in a followed folder is rejected when it has not changed for this time. Until then it may still be
+written."""
 INSPECTED_FILES = 1000
 """The number of files whose column names are read for validation."""
 
@@ -44,8 +48,6 @@ class ParquetSource(Source):
         schema: The schema of the events.
         batch_size: The number of events per batch.
         follow: Whether to wait for new files at the end.
-        settled: The number of seconds for which an unreadable file must not have changed before it is rejected, if the
-            source follows the folder. Until then it may still be written.
         poll: The number of seconds between checks for new files.
     """
 
@@ -54,14 +56,7 @@ class ParquetSource(Source):
     help = "  parquet:PATH                    a Parquet file, or a folder of them\n"
 
     def __init__(
-        self,
-        path: Path | str,
-        schema: Schema,
-        *,
-        batch_size: int = 1024,
-        follow: bool = False,
-        settled: float = 10.0,
-        poll: float = 0.5,
+        self, path: Path | str, schema: Schema, *, batch_size: int = 1024, follow: bool = False, poll: float = 0.5
     ) -> None:
         try:
             import pyarrow  # noqa: F401
@@ -69,7 +64,7 @@ class ParquetSource(Source):
             raise ImportError(NEEDS) from error
         check_batch_size(batch_size)
         self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
-        self.follow, self.settled, self.poll = follow, settled, poll
+        self.follow, self.poll = follow, poll
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
@@ -142,7 +137,7 @@ class ParquetSource(Source):
             self._finish_file()
         except Exception as error:  # A damaged file can make pyarrow raise anything, and must not block later files.
             size, changed = (path.stat().st_size, path.stat().st_mtime) if path.exists() else (0, 0.0)
-            if self.follow and time.time() - changed < self.settled:
+            if self.follow and time.time() - changed < UNCHANGED_SECONDS:
                 yield None
                 time.sleep(self.poll)
                 return
@@ -322,11 +317,8 @@ def _convert_type(column: Any) -> Values:
 
     types = pa.types
     if types.is_timestamp(column.type):
-        unit, column = column.type.unit, column.cast(pa.int64())
-        if unit == "ns":  # A float64 of seconds has a resolution of about a microsecond.
-            unit, column = "us", pc.divide(column, 1000)
-        per_second = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
-        return [None if value is None else value / per_second for value in column.to_pylist()]
+        per_second = UNITS[column.type.unit]
+        return [None if value is None else value / per_second for value in column.cast(pa.int64()).to_pylist()]
     if types.is_decimal(column.type):
         column = column.cast(pa.float64())
     if types.is_boolean(column.type):

@@ -65,12 +65,7 @@ def resolve_uri(text: str) -> str:
 
 
 def open_source(
-    uri: str,
-    schema: Schema,
-    *,
-    batch_size: int = 1024,
-    follow: bool = False,
-    patience: float | None = 1.0,
+    uri: str, schema: Schema, *, batch_size: int = 1024, follow: bool = False, patience: float | None = 1.0
 ) -> Source:
     """Open the source that a URI names.
 
