@@ -129,16 +129,10 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
 
 def _convert_plain_list(values: list[Any], kind: Kind) -> Converted | None:
     """Convert a list of Python numbers, or return None if some value has another type."""
-    types = set(map(type, values))
-    dtype: type[np.generic]
-    if kind.is_float and types <= {int, float}:
-        dtype = np.float64
-    elif kind.name in ("integer", "category", "hash") and types == {int}:
-        dtype = np.int64
-    else:
+    if not set(map(type, values)) <= {int, float}:
         return None
     try:
-        return _convert_array(np.array(values, dtype=dtype), kind)
+        return _convert_array(np.array(values), kind)
     except OverflowError:
         return None
 
@@ -150,7 +144,7 @@ def _convert_array(values: Array, kind: Kind) -> Converted | None:
     if kind.is_float and values.dtype.kind in "iufb":
         floats = values.astype(np.float64)
         is_valid = np.isfinite(floats) if kind.name == "time" else np.abs(floats) <= MAX_NUMBER
-        return (values.astype(kind.dtype), {}) if is_valid.all() else None
+        return (floats.astype(kind.dtype), {}) if is_valid.all() else None
     if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None
@@ -162,11 +156,8 @@ def _convert_array(values: Array, kind: Kind) -> Converted | None:
 
 
 def _convert_one_by_one(values: Values, kind: Kind, text: bool) -> Converted:
-    array = np.zeros(len(values), dtype=kind.dtype)
-    if kind.name == "text":
-        array[:] = ""
-    elif kind.is_float:
-        array[:] = math.nan
+    placeholder = {"text": "", "number": math.nan, "time": math.nan}.get(kind.name, 0)
+    array = np.full(len(values), placeholder, dtype=kind.dtype)
     problems: dict[int, str] = {}
     for row, value in enumerate(values):
         if value is None:

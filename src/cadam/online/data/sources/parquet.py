@@ -317,6 +317,8 @@ def _convert_type(column: Any) -> Values:
 
     types = pa.types
     if types.is_timestamp(column.type):
+        if column.type.unit == "ns":  # A float64 of seconds has a resolution of about a microsecond.
+            column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
         per_second = UNITS[column.type.unit]
         return [None if value is None else value / per_second for value in column.cast(pa.int64()).to_pylist()]
     if types.is_decimal(column.type):

@@ -85,24 +85,18 @@ def convert_messages(messages: Sequence[Message], schema: Schema, max_bytes: int
     Numbers are written as text in fields, but not in JSON. Messages of the two types are converted separately, so the
     result for a message does not depend on the other messages.
     """
-    records: list[Mapping[str, Any]] = []
-    parsed: list[Message] = []
+    parsed: list[tuple[Message, Mapping[str, Any]]] = []
     rejected: list[Rejected] = []
     for message in messages:
         try:
-            records.append(message.parse(max_bytes))
-            parsed.append(message)
+            parsed.append((message, message.parse(max_bytes)))
         except (ValueError, RecursionError) as error:
             reason = unreadable_reason(error)[:MAX_REJECTED_TEXT]
             rejected.append(Rejected(reason, message.where, message.show(), message.size))
-    if not records:
-        return Batch(rejected=rejected)
     parts = []
-    start = 0
-    for is_text, group in groupby(parsed, lambda message: message.text is None):
-        where = [message.where for message in group]
-        parts.append(schema.convert_records(records[start : start + len(where)], where, text=is_text))
-        start += len(where)
+    for is_text, group in groupby(parsed, lambda pair: pair[0].text is None):
+        same_type, records = zip(*group, strict=True)
+        parts.append(schema.convert_records(records, [message.where for message in same_type], text=is_text))
     batch = concatenate_batches(parts)
     batch.rejected = rejected + batch.rejected
     return batch
