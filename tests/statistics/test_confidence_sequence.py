@@ -20,7 +20,6 @@ from cadam.statistics.confidence_sequence import (
     first_exclusion,
     lag_one_correlation,
     over_blocks,
-    over_users,
     recovery_blocks,
 )
 from cadam.statistics.intervals import interval
@@ -204,11 +203,11 @@ def test_arguments_out_of_range_are_rejected(argument: str, value: float) -> Non
         confidence_sequence(np.zeros(10), **{argument: value})  # type: ignore[arg-type]
 
 
-def test_over_users_covers_and_agrees_with_the_bootstrap() -> None:
+def test_the_interval_over_users_covers_and_agrees_with_the_bootstrap() -> None:
     random = np.random.default_rng(0)
     weights = random.pareto(2.5, size=(1000, 200)) + 1
     differences = random.standard_t(4, size=(1000, 200)) * 0.1 + 0.05
-    found = [over_users(d, w) for d, w in zip(differences, weights, strict=True)]
+    found = [interval(d, w) for d, w in zip(differences, weights, strict=True)]
     assert 0.93 <= np.mean([i.low <= 0.05 <= i.high for i in found]) <= 0.975
     d, w = differences[0], weights[0]
     drawn = random.integers(200, size=(4000, 200))
@@ -216,13 +215,13 @@ def test_over_users_covers_and_agrees_with_the_bootstrap() -> None:
     low, high = np.quantile(means, [0.025, 0.975])
     assert found[0].half_width == pytest.approx((high - low) / 2, rel=0.15)
     assert found[0].mean == pytest.approx(np.average(d, weights=w))
-    assert over_users(d, np.ones(200)).half_width == pytest.approx(interval(d).half_width)
+    assert interval(d, np.ones(200)).half_width == pytest.approx(interval(d).half_width)
 
 
 def test_one_heavy_user_gives_no_interval() -> None:
-    assert math.isnan(over_users(np.array([0.1, 0.2, 0.3]), np.array([1000, 1, 1])).low)
+    assert math.isnan(interval(np.array([0.1, 0.2, 0.3]), np.array([1000, 1, 1])).low)
     with pytest.raises(ValueError, match="positive"):
-        over_users(np.array([0.1, 0.2]), np.array([1, 0]))
+        interval(np.array([0.1, 0.2]), np.array([1, 0]))
 
 
 def test_over_blocks_covers_correlated_blocks() -> None:

@@ -22,9 +22,8 @@ from ..statistics.confidence_sequence import (
     count_changes,
     first_exclusion,
     over_blocks,
-    over_users,
 )
-from ..statistics.intervals import Array, Interval
+from ..statistics.intervals import Array, Interval, interval
 from .results import Results
 from .summary import Row, comparison_row
 from .text import join_words
@@ -120,7 +119,7 @@ def collect_evidence(arm: Results, baseline: Results, metric: str) -> Evidence |
     if metric.startswith("gauc"):
         difference = (arm.curve("user_auc") - baseline.curve("user_auc")).mean(0)
         if len(difference) > 1:
-            users = over_users(difference, baseline.curve("user_impressions")[0])
+            users = interval(difference, baseline.curve("user_impressions")[0])
     return Evidence(by_block, low, high, over_blocks(by_block), users)
 
 

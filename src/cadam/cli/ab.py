@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,8 +86,7 @@ class Comparison:
     @property
     def identity(self) -> str:
         """A short hash that differs between comparisons with other data, models, settings or seeds."""
-        parts = {field.name: getattr(self.study, field.name) for field in fields(self.study)}
-        text = json.dumps([parts, self.seeds], sort_keys=True, default=str)
+        text = json.dumps([asdict(self.study), self.seeds], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
@@ -337,8 +336,6 @@ def _parse_rate(text: str) -> float:
 def _simulated_changes(options: argparse.Namespace, schema: Schema) -> dict[str, Mapping[str, Any]]:
     if not 0 < options.tuning_share < 1:
         raise ValueError(f"--tuning-share must be between 0 and 1, got {options.tuning_share:g}")
-    if options.noise is not None and not 0 <= options.noise <= 1:
-        raise ValueError(f"--noise must be between 0 and 1, got {options.noise:g}")
     if options.delay is not None and not options.delay > 0:
         raise ValueError(f"--delay must be above 0, got {options.delay:g}")
     simulated: dict[str, Mapping[str, Any]] = {}

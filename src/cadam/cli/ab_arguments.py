@@ -12,6 +12,7 @@ from .arguments import (
     add_model_arguments,
     format_exit_codes,
     positive_int,
+    share,
 )
 from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, UNREAD, USAGE
 
@@ -96,5 +97,5 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     simulated.add_argument(
         "--change", metavar="FEATURE", help="the values of this feature are exchanged at two points in time"
     )
-    simulated.add_argument("--noise", type=float, metavar="X", help="share of the labels that are flipped")
+    simulated.add_argument("--noise", type=share, metavar="X", help="share of the labels that are flipped")
     simulated.add_argument("--delay", type=float, metavar="T", help="mean delay of the labels")

@@ -27,6 +27,8 @@ from .exit_codes import DONE, INTERRUPTED, NO_DATA, USAGE, fail
 
 MAX_SPREAD = 2
 """Ratio of the 90th percentile to the minimum above which a result counts as unsteady."""
+MIN_LIMIT_ELEMENTS = 1_000_000
+"""The time of a step over fewer elements is mostly overhead, so it is not compared with the speed limit."""
 MakeLimit = Callable[[int], Contender]
 """A function that builds the contender that only moves the bytes of a step over a number of elements."""
 
@@ -73,7 +75,7 @@ def measure(case: Case, device: str, make_limit: MakeLimit | None) -> list[Resul
         One result per contender.
     """
     contenders = case.contenders()
-    if make_limit is not None and case.elements:
+    if make_limit is not None and case.elements > MIN_LIMIT_ELEMENTS:
         contenders.append(make_limit(case.elements))
     for contender in contenders:  # the first steps compile kernels and allocate the state
         for _ in range(3):

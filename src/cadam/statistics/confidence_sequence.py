@@ -3,8 +3,9 @@
 Both arms of a comparison predict the same events, so all intervals here are about differences: of the AUC of a user, or
 of the loss in a block of time. They rest on different assumptions:
 
-- `over_users` assumes that users are independent and come from one population. It says how far the difference would
-  move with other users. The events of one user may depend on each other in any way.
+- `intervals.interval` over the differences of users assumes that users are independent and come from one population.
+  It says how far the difference would move with other users. The events of one user may depend on each other in any
+  way.
 - `over_blocks` assumes that long windows of time are nearly independent. It says how far the difference would move in
   another period like this one.
 - `ConfidenceSequence` answers the same question as `over_blocks`, but may be checked after every block. The probability
@@ -41,20 +42,12 @@ WINDOWS = 20
 """The number of windows of time that `over_blocks` makes: few, so that each is long, but enough for a variance."""
 FIRST_CHECK = 20
 """The number of blocks before a confidence sequence has finite ends, because the variance has to be estimated first."""
+NARROWEST_AT = 100
+"""The number of blocks at which a confidence sequence is about as narrow as it can be."""
 MAX_CORRELATION = 0.9
 """The upper limit for the estimated correlation between neighboring blocks."""
 MIN_JOINED_BLOCKS = 8
 """The smallest number of joined blocks from which a correlation is estimated."""
-
-
-def over_users(difference: Array, weight: Array | None = None) -> Interval:
-    """Return the mean difference over users with its 95% interval; each user is one observation.
-
-    Args:
-        difference: The difference of each user.
-        weight: The weight of each user, as in a weighted GAUC.
-    """
-    return interval(difference, weight)
 
 
 def over_blocks(differences: Sequence[float] | Array, windows: int = WINDOWS) -> Interval:
@@ -140,9 +133,7 @@ def effective_blocks(differences: Array) -> Array:
     return effective
 
 
-def confidence_sequence(
-    differences: Array, alpha: float = 0.05, first_check: int = FIRST_CHECK, narrowest_at: int = 100
-) -> tuple[Array, Array]:
+def confidence_sequence(differences: Array, alpha: float = 0.05, first_check: int = FIRST_CHECK) -> tuple[Array, Array]:
     """Return the ends of a confidence sequence for the mean difference after each block along the last axis.
 
     The sequence inverts a t test that may be checked at any time (Lai 1976). Let t be the t statistic of n blocks and
@@ -173,7 +164,6 @@ def confidence_sequence(
             streams.
         alpha: The probability of ever excluding the true mean.
         first_check: The first number of blocks with finite ends.
-        narrowest_at: The number of blocks at which the sequence is about as narrow as it can be.
 
     Returns:
         The lower and the upper ends, in the shape of `differences`.
@@ -196,8 +186,8 @@ def confidence_sequence(
     square = np.square(x).cumsum(-1) / t
     variance = np.maximum(square - mean**2, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # The prior weight that makes the sequence narrowest after `narrowest_at` blocks (Waudby-Smith et al. 2024).
-        c = narrowest_at / (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1)
+        # The prior weight that makes the sequence narrowest after NARROWEST_AT blocks (Waudby-Smith et al. 2024).
+        c = NARROWEST_AT / (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1)
         # Solve B = 1 / alpha for u. With k = ((n + c) / (c alpha^2))^(1 / n), (1 + u) / (1 + u c / (n + c)) = k.
         k = np.exp((np.log((n + c) / c) - 2 * math.log(alpha)) / n)
         u = np.where(k * c < n + c, (k - 1) / (1 - k * c / (n + c)), math.inf)
@@ -218,8 +208,6 @@ class ConfidenceSequence:
 
     Args:
         alpha: The probability of ever excluding the true mean.
-        first_check: The first number of blocks with finite ends.
-        narrowest_at: The number of blocks at which the sequence is about as narrow as it can be.
 
     Example:
         ```python
@@ -232,8 +220,8 @@ class ConfidenceSequence:
         ```
     """
 
-    def __init__(self, alpha: float = 0.05, first_check: int = FIRST_CHECK, narrowest_at: int = 100) -> None:
-        self.alpha, self.first_check, self.narrowest_at = alpha, first_check, narrowest_at
+    def __init__(self, alpha: float = 0.05) -> None:
+        self.alpha = alpha
         self._differences: list[float] = []
 
     def update(self, difference: float) -> None:
@@ -252,7 +240,7 @@ class ConfidenceSequence:
         count = len(self._differences)
         if count == 0:
             return Interval(math.nan, -math.inf, math.inf, 0)
-        low, high = confidence_sequence(np.array(self._differences), self.alpha, self.first_check, self.narrowest_at)
+        low, high = confidence_sequence(np.array(self._differences), self.alpha)
         return Interval(float(np.mean(self._differences)), float(low[-1]), float(high[-1]), count)
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -139,19 +139,12 @@ def _change_figure(study: Study, tests: Results, condition: str, colors: Mapping
     return figure
 
 
-def styled(draw: Any) -> Mapping[str, Figure]:
-    """Call a function that draws figures, with the style of all figures.
+def styled(draw: Callable[[], Mapping[str, Figure]]) -> Mapping[str, Figure]:
+    """Call a function that draws figures, with the style of all figures."""
+    import matplotlib
 
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ModuleNotFoundError(palette.NEEDS) from error
     with matplotlib.rc_context(palette.STYLE):
-        figures: Mapping[str, Figure] = draw()
-    return figures
+        return draw()
 
 
 def svg(figure: Figure, name: str, caption: str) -> str:
