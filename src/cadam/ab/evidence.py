@@ -294,18 +294,18 @@ def evidence_rows(condition: str, evidence: Evidence | None, seeds: int, floor: 
         return []
     floors = {} if floor is None else floor.intervals
     rows = []
-    for name, interval in evidence.intervals.items():
+    for name, estimate in evidence.intervals.items():
         unit = "users" if name == OVER_USERS else "blocks"
-        measured = f"{interval.count} {unit}, mean of {seeds} seeds"
-        words = {0: "contains 0", 1: "above 0", -1: "below 0"}[sign(interval)]
+        measured = f"{estimate.count} {unit}, mean of {seeds} seeds"
+        words = {0: "contains 0", 1: "above 0", -1: "below 0"}[sign(estimate)]
         if name == SEQUENCE:
             words = evidence.missing_reason or words
             if evidence.first_exclusion:
                 block = f"block {evidence.first_exclusion}"
-                words += f" since {block}" if sign(interval) else f"; it excluded 0 at {block}"
+                words += f" since {block}" if sign(estimate) else f"; it excluded 0 at {block}"
         noise_floor = f"{floors[name]:+.4f}" if name in floors else ""
-        values = {"difference": interval.mean, "low": interval.low, "high": interval.high}
+        values = {"difference": estimate.mean, "low": estimate.low, "high": estimate.high}
         rows.append(
-            Row(f"{condition}: {name}", "", measured, f"{interval:+.4f}", seeds, 0.0, words, noise_floor, values)
+            Row(f"{condition}: {name}", "", measured, f"{estimate:+.4f}", seeds, 0.0, words, noise_floor, values)
         )
     return rows
