@@ -1,9 +1,10 @@
-"""Compare the replayed step with the usual step for sparse gradients on a CUDA device: equality and time.
+"""Compare replayed and planned steps with sparse gradients on a CUDA device: equality and time.
 
     python benchmarks/sparse_cuda.py
 
-Models of tables alone and of tables beside dense parameters, taken both ways and compared to the bit; then row updates
-on plain tensors with a gradient for each id and for each bag of ids; then whole steps beside torch's SparseAdam.
+Models with tables alone and with tables and dense parameters are trained with and without replay and compared bit by
+bit. Row updates of plain tensors follow, with a gradient for each id and for each bag of ids. Then whole steps are timed
+beside torch's SparseAdam.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from dense_cuda import counted, the_usual_way
 from torch import Tensor
 
 import cadam
@@ -32,14 +32,14 @@ CASES: dict[str, tuple[Any, torch.dtype, list[int], list[int]]] = {  # optimizer
 }
 
 
-def trained(case: str, prepared: bool) -> tuple[list[Tensor], cadam.Optimizer, int]:
-    """Parameters after some steps, and how many of these were prepared ones."""
+def trained(case: str, replay: bool) -> tuple[list[Tensor], cadam.Optimizer, int]:
+    """Return the parameters after some steps, the optimizer, and how many steps left a recording to replay."""
     make, dtype, widths, sizes = CASES[case]
     torch.manual_seed(0)
     shapes: list[tuple[int, ...]] = [*((ROWS, width) for width in widths), *((size,) for size in sizes)]
     params = [torch.nn.Parameter(torch.randn(shape, device="cuda").to(dtype)) for shape in shapes]
-    optimizer = make(params)
-    served = counted(optimizer)
+    optimizer = make(params, replay=replay)
+    recorded = 0
     for turn in range(14):
         ids = bench_cases.sample_ids(
             "skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn
@@ -56,75 +56,76 @@ def trained(case: str, prepared: bool) -> tuple[list[Tensor], cadam.Optimizer, i
         if turn == 10:
             params[0].grad = params[0].grad.coalesce()  # type: ignore[union-attr]
         optimizer.step()
-        if not prepared:
-            the_usual_way(optimizer)
-    return params, optimizer, sum(served)
+        recorded += optimizer.explain().steps == "replayed"
+    return params, optimizer, recorded
 
 
 def same_steps() -> bool:
+    """Whether training with and without replay gives the same bits."""
     good = True
     for case in CASES:
-        (ours, a, served), (usual, b, none) = (trained(case, prepared) for prepared in (True, False))
+        (replayed, a, served), (planned, b, none) = (trained(case, replay) for replay in (True, False))
         torch.cuda.synchronize()
         different = []
-        for i, (p, q) in enumerate(zip(ours, usual, strict=True)):
+        for i, (p, q) in enumerate(zip(replayed, planned, strict=True)):
             pairs = {"parameter": (p, q)} | {k: (v, b.state[q][k]) for k, v in a.state[p].items()}
             different += [f"{what} of {i}" for what, (x, y) in pairs.items() if not torch.equal(x, y)]
         if a.param_groups[0]["track_alignment"] and a.alignment() != b.alignment():
             different.append("alignment")
         fine = not different and served > 5 and none == 0
-        print(f"{'same bits' if fine else 'FAILED'}: {case}: {served} of 14 steps prepared ({none} the usual way)")
+        print(
+            f"{'same bits' if fine else 'FAILED'}: {case}: {served} of 14 steps could be replayed ({none} without replay)"
+        )
         if not fine:
             good = False
-            print(f"  different: {different}; why not: {a._plan.unprepared if a._plan else 'no plan'}")
+            print(f"  different: {different}; {a.explain().steps}")
     return good
 
 
-def updated(prepared: bool, in_bags: bool) -> tuple[list[Tensor], int]:
-    """A table of four features, its moments and counts after some updates; how many of these were prepared."""
+def updated(replay: bool, in_bags: bool) -> tuple[list[Tensor], int]:
+    """Return a table of four features, its state and counts after some updates, and how many updates were replayed."""
     torch.manual_seed(0)
     table, batch, served = torch.randn(ROWS, 32, device="cuda"), 3000, 0
     counts = torch.zeros(3, dtype=torch.int64, device="cuda")
     state = new_state(table)
-    update = RowUpdate(table, state, cadam.CAdam, complete(cadam.CAdam, {}), counts=counts)
+    update = RowUpdate(table, state, cadam.CAdam, complete(cadam.CAdam, {"replay": replay}), counts=counts)
     starts = torch.arange(4, device="cuda") * (ROWS // 4)
     for step in range(1, 9):
         lengths = torch.randint(0, 5, (4 * batch,), device="cuda")
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         ids = bench_cases.sample_ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
         grads = torch.randn(batch, 4, 32, device="cuda")
-        before = update._prepared.updates
-        again = update._prepared.again
+        recorded = update._replay.ready
         if in_bags:
             update.pooled(ids, Bags(offsets, starts, batch), grads, step=step)
         else:
             bag = torch.repeat_interleave(lengths)
             rows = ids + starts[bag // batch]
             update(rows, grads[bag % batch, bag // batch], step=step)
-        served += again is not None and update._prepared.updates == before
-        if not prepared:
-            update._prepared.again = None
+        served += recorded is not None and update._replay.ready is recorded
     return [table, *state.values(), counts], served
 
 
 def same_updates() -> bool:
+    """Whether row updates with and without replay and bags give the same bits."""
     usual, none = updated(False, False)
     good = True
-    for prepared, in_bags in ((True, False), (False, True), (True, True)):
-        found, served = updated(prepared, in_bags)
-        fine = all(map(torch.equal, found, usual)) and (served > 4) == prepared and not none
-        what = f"{'bags' if in_bags else 'ids'}, {served} of 8 updates prepared"
+    for replay, in_bags in ((True, False), (False, True), (True, True)):
+        found, served = updated(replay, in_bags)
+        fine = all(map(torch.equal, found, usual)) and (served > 4) == replay and not none
+        what = f"{'bags' if in_bags else 'ids'}, {served} of 8 updates replayed"
         print(f"{'same bits' if fine else 'FAILED'}: {what}")
         good = good and fine
     return good
 
 
 def host_times() -> None:
-    """Microseconds until step() returns, and until the device is done."""
+    """Print the microseconds until step() returns, and until the device is done."""
     for kind, rows, width in (("fields", 1_000_000, 16), ("zipf", 1_000_000, 10)):
         places = [bench_cases.sample_ids(kind, rows, bench_cases.IDS_PER_BATCH, seed).to("cuda") for seed in range(4)]
         contenders = {
-            way: bench_cases.sparse_contender(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")
+            way: bench_cases.sparse_contender(way, partial(cadam.CAdam, replay=way == "replayed"), places, rows, width)
+            for way in ("replayed", "planned")
         }
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in contenders}
         for turn in range(24):
@@ -136,8 +137,6 @@ def host_times() -> None:
                 returned = time.perf_counter_ns()
                 torch.cuda.synchronize()
                 done = time.perf_counter_ns()
-                if way == "usual":
-                    the_usual_way(contender.step.__self__)  # type: ignore[attr-defined]
                 if turn >= 4:
                     times[way].append(((returned - start) / 1e3, (done - start) / 1e3))
         for way, taken in times.items():

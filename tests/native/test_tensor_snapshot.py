@@ -106,11 +106,13 @@ def test_a_swapped_tensor_is_seen_and_others_cannot_be_swapped(language: str) ->
             torch.utils.swap_tensors(state, torch.ones(5))
 
 
-def test_a_view_that_becomes_lazily_negated_at_the_same_address_is_seen(language: str) -> None:
+def test_a_gradient_that_becomes_lazily_negated_at_the_same_address_is_seen(language: str) -> None:
     memory = torch.view_as_real(torch.ones(1, dtype=torch.complex64))
-    tensor = memory[:, 1]
-    snapshot = TensorSnapshot([tensor])
-    tensor.data = torch.view_as_complex(memory).conj().imag
-    assert tensor.is_neg()
+    param = torch.zeros(1, requires_grad=True)
+    param.grad = memory[:, 1]
+    snapshot = TensorSnapshot([param], of_grads=True)
+    address = param.grad.data_ptr()
+    param.grad = torch.view_as_complex(memory).conj().imag
+    assert (param.grad.data_ptr(), param.grad.is_neg()) == (address, True)
     assert snapshot.update() & CHANGED
     assert snapshot.kinds.tolist() == [-1]

@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from ..engines.base import KernelBatch, ParamSlot, Words
-from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, kernel_refusal
+from ..engines.cpu.dense import kernel, kernel_refusal
+from ..native.structs import EVENT_BATCH, EVENT_MODEL, MAX_COEFFICIENTS
 
 TABLES = ("linear", "table")
 """The parameters with one row per id: linear weights and embeddings."""
@@ -27,21 +28,6 @@ MAX_ROWS = 2**32
 OUT_OF_MEMORY = -2
 """The value that the C functions return if they cannot allocate memory."""
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-_PART = np.dtype([("param", "i8"), ("state", "i8", MAX_BUFFERS), ("row_steps", "i8"), ("rows", "i8"), ("width", "i8")])
-"""The C struct `part`: addresses of a parameter and of its optimizer state, and its shape. All 0 if it is missing."""
-_INPUT_FIELDS = ("kernel", "entries", "fields", "numbers", "field_of", "alike_from", "bin_starts", "bins")
-_STATISTICS = ("count", "mean", "variance")
-_MODEL = np.dtype(
-    [
-        *((name, _PART) for name in PARTS),
-        *((name, "i8") for name in (*_INPUT_FIELDS, *_STATISTICS)),
-        ("memory", "f8"),
-    ]
-)
-"""The C struct `model`: all parameters and the layout of the inputs."""
-_EVENTS = np.dtype([(name, "i8") for name in ("n", "rows", "weights", "numbers", "labels", "coefficients", "scores")])
-"""The C struct `events`: the number of events, and the addresses of their arrays."""
 
 
 @dataclass(frozen=True)
@@ -110,20 +96,20 @@ class PerEventModel:
     def __init__(self, batch: KernelBatch, parts: Mapping[str, ParamSlot], layout: Layout) -> None:
         self.batch, self.layout = batch, layout
         self.library, kernel_number = kernel(batch)
-        model = np.zeros((), _MODEL)
+        model = np.zeros((), EVENT_MODEL)
         for name, slot in parts.items():
             part = model[name]
             part["param"] = slot.param.data_ptr()
             part["state"][: len(slot.state)] = [buffer.data_ptr() for buffer in slot.state.values()]
-            part["row_steps"] = 0 if slot.counts is None else slot.counts.data_ptr()
+            part["counts"] = 0 if slot.counts is None else slot.counts.data_ptr()
             part["rows"] = len(slot.param) if name in TABLES else 1
             part["width"] = slot.param.numel() // max(int(part["rows"]), 1)
-        model["kernel"], model["bins"], model["memory"] = kernel_number, layout.bins, layout.memory
+        model["kernel"], model["bins"], model["max_count"] = kernel_number, layout.bins, layout.memory
         for name in ("entries", "fields", "numbers"):
             model[name] = getattr(layout, name)
         for name in ("field_of", "alike_from", "bin_starts"):
             model[name] = getattr(layout, name).ctypes.data
-        for name in _STATISTICS:
+        for name in ("count", "mean", "variance"):
             model[name] = getattr(layout, name).data_ptr()
         self._model = model
 
@@ -159,14 +145,14 @@ class PerEventModel:
         step_coefficients: Floats,
     ) -> tuple[Floats, int]:
         scores = np.empty(len(rows), np.float32)
-        events = np.zeros((), _EVENTS)
+        events = np.zeros((), EVENT_BATCH)
         events["n"] = len(rows)
         arrays = {
             "rows": rows,
             "weights": weights,
             "numbers": numbers,
             "labels": labels,
-            "coefficients": step_coefficients,
+            "c": step_coefficients,
             "scores": scores,
         }
         for name, array in arrays.items():

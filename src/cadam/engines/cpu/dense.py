@@ -17,6 +17,7 @@ from torch import Tensor
 from ...codegen.c_source import dense_storages, row_storages
 from ...codegen.kernel_spec import KernelSpec
 from ...native.loader import Library, find_kernel
+from ...native.structs import DENSE_TENSOR, MAX_BUFFERS, MAX_COEFFICIENTS, MAX_QUANTIZED
 from ...native.tensor_snapshot import align_layouts
 from .. import moment_state, quantization
 from ..base import (
@@ -33,7 +34,6 @@ from ..base import (
 )
 from ..resolved_group import ResolvedGroup
 
-MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 SIZES = np.array([4, 8, 2, 2])  # bytes of an element, by the numbers in DTYPES
@@ -118,9 +118,6 @@ def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
 
 # The engine --------------------------------------------------------------------------------------------------------
 
-# Columns of a dense_tensor, as in native/src:
-P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, SCALES, SEED, MOMENTS, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16
-
 
 class Native(Engine):
     """Dense gradients on the CPU, by C kernels."""
@@ -163,26 +160,26 @@ class DenseStep:
         self.overlaps = any(batch.overlaps for batch in batches)
         self.ends = np.cumsum([len(batch.slots) for batch in batches]).tolist()
         self.grad_index = np.concatenate([batch.grad_index for batch in batches])
-        self.table = np.zeros((len(slots), COLUMNS), np.int64)
+        self.table = np.zeros(len(slots), DENSE_TENSOR)
         table = self.table
-        table[:, P] = [param.data_ptr() for param in self.params]
-        table[:, N] = [param.numel() for param in self.params]
-        table[:, DTYPE] = [DTYPES[param.dtype] for param in self.params]
-        table[:, STEP] = [slot.step.data_ptr() for slot in slots]
-        table[:, COUNTS] = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
-        table[:, SEED] = [slot.seed for slot in slots]
-        table[:, MOMENTS] = [STORAGES[slot.moments] for slot in slots]
-        table[:, S : S + MAX_BUFFERS] = _padded_addresses([slot.state for slot in slots], MAX_BUFFERS)
-        table[:, SCALES : SCALES + MAX_CODED] = _padded_addresses([slot.scales for slot in slots], MAX_CODED)
+        table["param"] = [param.data_ptr() for param in self.params]
+        table["elements"] = [param.numel() for param in self.params]
+        table["dtype"] = [DTYPES[param.dtype] for param in self.params]
+        table["step"] = [slot.step.data_ptr() for slot in slots]
+        table["counts"] = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
+        table["seed"] = [slot.seed for slot in slots]
+        table["moments"] = [STORAGES[slot.moments] for slot in slots]
+        table["state"] = _padded_addresses([slot.state for slot in slots], MAX_BUFFERS)
+        table["scales"] = _padded_addresses([slot.scales for slot in slots], MAX_QUANTIZED)
         for batch, start, end in zip(batches, [0, *self.ends], self.ends, strict=False):
-            table[start:end, KERNEL] = kernel(batch)[1]
+            table["kernel"][start:end] = kernel(batch)[1]
         self.strided = np.array([not param.is_contiguous() for param in self.params])
         self.has_strided = bool(self.strided.any())
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
         """Count a step and update all parameters."""
         table = self.table
-        table[:, G], copies = self._gradients(batches)
+        table["grad"], copies = self._gradients(batches)
         c = self._coefficients(batches)
         for rows in np.split(table, len(table)) if self.overlaps else [table]:
             failed = self.library.c.cadam_dense_step(
@@ -202,7 +199,7 @@ class DenseStep:
         odd = (kinds & 1 == 0) | (kinds < 0)  # not contiguous, or not readable
         if not self.has_strided and not np.bitwise_or.reduce(addresses) & 7 and not odd.any():
             return addresses, []
-        odd |= self.strided | (addresses % SIZES[self.table[:, DTYPE]] != 0)
+        odd |= self.strided | (addresses % SIZES[self.table["dtype"]] != 0)
         grads = [grad for batch in batches for grad in batch.gradients()]
         return align_layouts(addresses, np.flatnonzero(odd).tolist(), grads, self.params)
 
@@ -217,7 +214,7 @@ class DenseStep:
             different, index = steps[start : start + 1], np.zeros((), np.int64)
             if (steps[start:end] != different).any():
                 different, index = np.unique(steps[start:end], return_inverse=True)
-            self.table[start:end, C] = index + first
+            self.table["coefficient_set"][start:end] = index + first
             sets.append(coefficient_sets(batch, different.tolist()))
             start, first = end, first + len(different)
         return sets[0] if len(sets) == 1 else np.concatenate(sets)

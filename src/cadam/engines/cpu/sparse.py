@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from ...native.loader import package_library
+from ...native.structs import MAX_QUANTIZED_WIDTH, SPARSE_TABLE, Records
 from .. import moment_state
 from ..base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, UnavailableError
 from ..resolved_group import ResolvedGroup
 from ..sparse_reference import row_out_of_range
 from .dense import (
     DTYPES,
-    MAX_BUFFERS,
-    MAX_CODED,
     STORAGES,
-    WIDEST,
     Floats64,
     coefficient_sets,
     has_one_value_per_row,
@@ -48,9 +46,9 @@ class NativeRows(Engine):
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
         """Refuse wide rows with quantized or shared moments: a kernel keeps such a row in its cache."""
         width = slot.param.shape[1:].numel()
-        if width > WIDEST and slot.storage != "row_steps=True":
+        if width > MAX_QUANTIZED_WIDTH and slot.storage != "row_steps=True":
             return Refusal.unsupported(
-                f"has {slot.storage} for rows of up to {WIDEST} elements, and these have {width}"
+                f"has {slot.storage} for rows of up to {MAX_QUANTIZED_WIDTH} elements, and these have {width}"
             )
         return storage_refusal(slot, rows=True)
 
@@ -133,21 +131,10 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
         else:
             c, set_of_step = _sets_of_rows(batch, slot.row_steps, ids)
             own_steps = (slot.row_steps.data_ptr(), set_of_step.ctypes.data, len(c))
-        table = np.array(
-            [
-                slot.param.data_ptr(),
-                *_padded([buffer.data_ptr() for buffer in slot.state.values()], MAX_BUFFERS),
-                slot.step.data_ptr(),
-                0 if slot.counts is None else slot.counts.data_ptr(),
-                rows,
-                grad.width,
-                number,
-                *_storage_columns(slot),
-                *own_steps,
-                DTYPES[grad.values.dtype],
-            ],
-            np.int64,
-        )
+        table = _table_record(slot, number)
+        table["rows"], table["width"] = rows, grad.width
+        table["row_steps"], table["set_of"], table["coefficient_sets"] = own_steps
+        table["grad_dtype"] = DTYPES[grad.values.dtype]
         failed = library.c.cadam_sparse_step(
             table.ctypes.data,
             ids.data_ptr(),
@@ -164,17 +151,20 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
     torch.autograd.graph.increment_version([slot.param for slot in batch.slots])
 
 
-def _storage_columns(slot: ParamSlot) -> list[int]:
-    """Return the columns of a table from its dtype to the bits of the buffers that have one value per row."""
-    if not slot.storage:
-        return [DTYPES[slot.param.dtype], *[0] * MAX_CODED, slot.seed, STORAGES[slot.moments], 0]
-    scales = [slot.scales[name].data_ptr() if name in slot.scales else 0 for name in slot.state][:MAX_CODED]
-    by_row = sum(moment_state.is_row_moment(buffer, slot.param) << k for k, buffer in enumerate(slot.state.values()))
-    return [DTYPES[slot.param.dtype], *_padded(scales, MAX_CODED), slot.seed, STORAGES[slot.moments], by_row]
-
-
-def _padded(numbers: list[int], length: int) -> list[int]:
-    return numbers + [0] * (length - len(numbers))
+def _table_record(slot: ParamSlot, kernel_index: int) -> Records:
+    """Return the C struct of a table, without the fields that depend on the gradient."""
+    table = np.zeros(1, SPARSE_TABLE)
+    table["param"], table["step"], table["seed"] = slot.param.data_ptr(), slot.step.data_ptr(), slot.seed
+    table["counts"] = 0 if slot.counts is None else slot.counts.data_ptr()
+    table["kernel"] = kernel_index
+    table["dtype"], table["moments"] = DTYPES[slot.param.dtype], STORAGES[slot.moments]
+    for k, (name, buffer) in enumerate(slot.state.items()):
+        table["state"][0, k] = buffer.data_ptr()
+        if moment_state.is_row_moment(buffer, slot.param):
+            table["row_moments"] |= 1 << k
+        if name in slot.scales:
+            table["scales"][0, k] = slot.scales[name].data_ptr()
+    return table
 
 
 def _sets_of_rows(
@@ -221,9 +211,8 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
     ids, values = ids.contiguous(), values.contiguous()
     count, width = values.shape
     if rows and width:
-        table = np.array(
-            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 7), np.int64
-        )
+        table = np.zeros(1, SPARSE_TABLE)
+        table["rows"], table["width"], table["dtype"] = rows, width, DTYPES[values.dtype]
         failed = library.c.cadam_sparse_squared_norm(
             table.ctypes.data,
             ids.data_ptr(),
