@@ -3,8 +3,8 @@
     python benchmarks/sparse_cuda.py
 
 Models with tables alone and with tables and dense parameters are trained with and without replay and compared bit by
-bit. Row updates of plain tensors follow, with a gradient for each id and for each bag of ids. Then whole steps are timed
-beside torch's SparseAdam.
+bit. Row updates of plain tensors follow, with a gradient for each id and for each bag of ids. Then whole steps are
+timed beside torch's SparseAdam.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def same_steps() -> bool:
         if a.param_groups[0]["track_alignment"] and a.alignment() != b.alignment():
             different.append("alignment")
         fine = not different and served > 5 and none == 0
-        print(
-            f"{'same bits' if fine else 'FAILED'}: {case}: {served} of 14 steps could be replayed ({none} without replay)"
-        )
+        replays = f"{served} of 14 steps could be replayed ({none} without replay)"
+        print(f"{'same bits' if fine else 'FAILED'}: {case}: {replays}")
         if not fine:
             good = False
             print(f"  different: {different}; {a.explain().steps}")

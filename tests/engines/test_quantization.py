@@ -601,8 +601,8 @@ def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
-def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would take the bytes between its rows, or behind the last, for its own."""
+def test_kernels_refuse_moments_whose_rows_are_unevenly_spaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels would read bytes between the rows or behind the last row as moments."""
     optimizer, param = table_side_by_side(monkeypatch, moments="int8")
     item = optimizer._slot(param, optimizer.param_groups[0], "")
     assert moment_state.has_uniform_row_strides(item)
@@ -612,16 +612,16 @@ def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, mo
     scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
     other = replace(item, state=buffers, scales=scales)
     assert not moment_state.has_uniform_row_strides(other)
-    assert "in the same way" in str(storage_refusal(other, rows=True))
+    assert "equally far apart" in str(storage_refusal(other, rows=True))
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
-def test_kernels_are_not_given_rows_that_overlap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_refuse_rows_that_overlap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, param = table_side_by_side(monkeypatch, moments="int8", second_moment="row")
     item = optimizer._slot(param, optimizer.param_groups[0], "")
     assert storage_refusal(item, rows=True) is None
     buffers = {**item.state, name: item.state[name][:1].expand_as(item.state[name])}
-    assert "in the same way" in str(storage_refusal(replace(item, state=buffers), rows=True))
+    assert "equally far apart" in str(storage_refusal(replace(item, state=buffers), rows=True))
 
 
 @pytest.mark.parametrize("width", [2, 3, 4, 10, 16, 70])
@@ -678,14 +678,14 @@ def test_moments_in_records_are_saved_and_copied_to_the_bit(
 
 
 @needs_triton
-def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_for_dense_gradients_refuse_moments_in_records(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, param = table_side_by_side(monkeypatch, moments="bfloat16")
     engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
     engine.device = "cpu"
     resolved = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group)
     slot = optimizer._slot(param, group, "")
     dense = torch.ones(30, 16)
-    assert "does not lie in memory" in str(engine.refusal(resolved, slot, dense))
+    assert "memory layout" in str(engine.refusal(resolved, slot, dense))
     param.grad = dense
     assert engine.refusal(resolved, optimizer._slot(param, group, ""), dense) is None
 
