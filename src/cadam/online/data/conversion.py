@@ -61,7 +61,7 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
     if isinstance(values, TextColumn):
         if (parsed := _convert_with_compiled_code(values, kind, text)) is not None:
             return parsed
-        values = list(booleans_to_numbers(list(values), text) if values.booleans_as_numbers else values)
+        values = list(values)
     if isinstance(values, list):
         values = DictionaryColumn.encode(values) or values
     if isinstance(values, DictionaryColumn):
@@ -88,17 +88,6 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
     return _convert_one_by_one(values, kind, text) if converted is None else converted
 
 
-def booleans_to_numbers(values: Values, text: bool) -> Values:
-    """Replace booleans by 1 and 0, with `text` also those that are written as text."""
-    if isinstance(values, TextColumn):
-        return replace(values, booleans_as_numbers=True)
-    if text:
-        return [BOOLEANS.get(value, value) if isinstance(value, str) else value for value in values]
-    if isinstance(values, np.ndarray) or bool not in set(map(type, values)):
-        return values
-    return [int(value) if isinstance(value, bool) else value for value in values]
-
-
 # Columns -------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +96,7 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
     if kind.name not in _PARSE_AS or kind.length or kind.time_format:
         return None
     size = kind.size - kind.optional
-    if (parsed := values.parse(_PARSE_AS[kind.name], size)) is None:
+    if (parsed := values.parse(_PARSE_AS[kind.name], size, kind.accepts_booleans)) is None:
         return None
     array, is_valid = parsed
     if kind.name == "number":
@@ -120,16 +109,14 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
     if is_valid.all():
         return array, {}
     rows = np.flatnonzero(~is_valid)
-    others: Values = [values[row] for row in rows.tolist()]
-    if values.booleans_as_numbers:
-        others = booleans_to_numbers(others, text)
-    array[rows], problems = convert(others, kind, text)
+    array[rows], problems = convert([values[row] for row in rows.tolist()], kind, text)
     return array, {int(rows[index]): problem for index, problem in problems.items()}
 
 
 def _convert_plain_list(values: list[Any], kind: Kind) -> Converted | None:
     """Convert a list of Python numbers, or return None if some value has another type."""
-    if not set(map(type, values)) <= {int, float}:
+    types = set(map(type, values))
+    if not types <= {int, float} and not (kind.accepts_booleans and types <= {int, float, bool}):
         return None
     try:
         return _convert_array(np.array(values), kind)
@@ -263,7 +250,7 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         if not text:
             advice = "; for text, write NAME:text in the schema" if kind.name == "integer" else ""
             raise RejectedError(f"text {value[:40]!r} is not a number{advice}")
-        value = _parse_number(value, kind)
+        value = _parse_number(BOOLEANS.get(value, value) if kind.accepts_booleans else value, kind)
     if kind.is_float:
         return _convert_number(value, kind)
     if isinstance(value, bool) and kind.name in ("category", "hash"):
@@ -342,7 +329,7 @@ def _parse_number(value: str, kind: Kind) -> int | float:
 
 
 def _convert_number(value: Any, kind: Kind) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or (isinstance(value, bool) and not kind.accepts_booleans):
         raise RejectedError(f"a value of type {type(value).__name__} is not a number")
     try:
         number = float(value)

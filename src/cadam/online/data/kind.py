@@ -41,6 +41,7 @@ class Kind:
         length: The K of a list, 0 if the value is not a list.
         optional: Whether the value may be missing.
         time_format: The format of a time, see `Schema.time`.
+        accepts_booleans: Whether true and false are accepted as the numbers 1 and 0, as in labels.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Kind:
     length: int = 0
     optional: bool = False
     time_format: str = ""
+    accepts_booleans: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Kind:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...atomic_write import replace_file
-from .conversion import Converted, Values, booleans_to_numbers, convert
+from .conversion import Converted, Values, convert
 from .events import Array, Batch, Events, Labels, Rejected
 from .kind import Kind, parse_key, parse_time
 from .text_columns import DictionaryColumn, TextColumn
@@ -70,12 +70,12 @@ class Target:
     def labels(self, values: Values, text: bool) -> Converted:
         """Return the labels of a column of values, and the problems of rows without a label, as `convert` does."""
         if not self.comparison:
-            return convert(booleans_to_numbers(values, text), Kind("number"), text)
+            return convert(values, Kind("number", accepts_booleans=True), text)
         if isinstance(self.value, str):
             is_equal = [None if value is None else float(_as_json_text(value) == self.value) for value in values]
             labels, problems = convert(is_equal, Kind("number"))
             return (1 - labels if self.comparison == "!=" else labels), problems
-        numbers, problems = convert(booleans_to_numbers(values, text), Kind("time"), text)
+        numbers, problems = convert(values, Kind("time", accepts_booleans=True), text)
         with np.errstate(invalid="ignore"):
             labels = COMPARISONS[self.comparison](numbers, self.value).astype(np.float32)
         labels[np.isnan(numbers)] = np.nan

@@ -63,8 +63,6 @@ class TextColumn:
     """Whether each value is quoted, only with `Quoting.SOME`."""
     other_values: Mapping[int, Any] = field(default_factory=dict)
     """Values that are not byte ranges, by row."""
-    booleans_as_numbers: bool = False
-    """Whether true is parsed as the number 1 and false as 0."""
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -108,12 +106,13 @@ class TextColumn:
             begin[rows] = MISSING
         return replace(self, begin=begin)
 
-    def parse(self, parse_as: ParseAs, buckets: int = 1) -> tuple[Array, Array] | None:
+    def parse(self, parse_as: ParseAs, buckets: int = 1, accepts_booleans: bool = False) -> tuple[Array, Array] | None:
         """Parse the values with compiled code.
 
         Args:
             parse_as: The type of the result.
             buckets: The number of buckets, for `ParseAs.HASH`.
+            accepts_booleans: Whether true is parsed as the number 1 and false as 0.
 
         Returns:
             The parsed values and a mask of the rows that could be parsed. None if there is no compiled code.
@@ -127,7 +126,7 @@ class TextColumn:
         quoted = None if self.quoted is None else np.ascontiguousarray(self.quoted)
         _call(
             *(functions.cadam_read_values, self.data, begin, end, quoted, len(self), self.quoting, parse_as, buckets),
-            *(self.booleans_as_numbers, parsed, is_parsed),
+            *(accepts_booleans, parsed, is_parsed),
         )
         return parsed, is_parsed
 

@@ -16,7 +16,6 @@ from .sample import MAX_MESSAGES, Sample, SamplingError
 
 logger = logging.getLogger("cadam.online")
 
-NEEDS = "Kafka needs confluent-kafka: pip install confluent-kafka"
 PREFETCH_KILOBYTES = 65_536
 """The amount of data that the client may fetch in advance."""
 PARTITION_CHECK_SECONDS = 60.0
@@ -75,7 +74,7 @@ class KafkaSource(Source):
         try:
             import confluent_kafka as kafka
         except ImportError as error:
-            raise ImportError(NEEDS) from error
+            raise ImportError("Kafka needs confluent-kafka: pip install confluent-kafka") from error
         check_batch_size(batch_size)
         self.servers, self.topic, self.schema, self.batch_size, self.follow = servers, topic, schema, batch_size, follow
         self.patience, self.max_bytes, self.poll, self.location = patience, max_bytes, poll, topic

@@ -340,9 +340,7 @@ class LinesSource(Source):
             is_blank = [self._is_blank(text) for text in texts]
             return np.where(is_blank, LineStatus.BLANK, LineStatus.UNREAD).astype(np.uint8), None
         status, columns = split
-        for row in np.flatnonzero(sizes >= self.max_bytes).tolist():
-            if lines[row][1] > self.max_bytes:
-                status[row] = LineStatus.UNREAD
+        status[sizes >= self.max_bytes] = LineStatus.UNREAD  # The line may be too long, which `_parse` checks.
         for row in np.flatnonzero(status == LineStatus.BLANK).tolist():
             if not self._is_blank(texts[row]):
                 status[row] = LineStatus.UNREAD
@@ -387,9 +385,8 @@ class LinesSource(Source):
             return None
         with open_binary(self.path, buffered=True) as file:
             if self.format == "csv":
-                return ColumnNames(
-                    parse_header(file.readline(self.max_bytes), self.schema.separator), are_complete=True
-                )
+                first_line = file.readline(self.max_bytes)
+                return ColumnNames(parse_header(first_line, self.schema.separator), are_complete=True)
             lines = iter(lambda: file.readline(self.max_bytes), b"")
             records, _ = read_records(islice(lines, INSPECTED_LINES), parse_json_record)
         return ColumnNames([name for record in records for name in record], are_complete=False)

@@ -24,7 +24,6 @@ from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
 logger = logging.getLogger("cadam.online")
 
-NEEDS = "Parquet streams need pyarrow: pip install pyarrow"
 CHUNK_BATCHES = 64
 """The number of batches that are converted together."""
 FINGERPRINT_BYTES = 65_536
@@ -61,7 +60,7 @@ class ParquetSource(Source):
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
-            raise ImportError(NEEDS) from error
+            raise ImportError("Parquet streams need pyarrow: pip install pyarrow") from error
         check_batch_size(batch_size)
         self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
         self.follow, self.poll = follow, poll

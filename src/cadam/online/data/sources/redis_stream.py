@@ -18,7 +18,6 @@ from .sample import MAX_MESSAGES, Sample, SamplingError, describe, read_records
 
 logger = logging.getLogger("cadam.online")
 
-NEEDS = "Redis streams need redis-py: pip install redis"
 PAGE_SIZE = 256
 """The number of entries per request."""
 INSPECTED_ENTRIES = 1000
@@ -66,7 +65,7 @@ class RedisSource(Source):
         try:
             import redis
         except ImportError as error:
-            raise ImportError(NEEDS) from error
+            raise ImportError("Redis streams need redis-py: pip install redis") from error
         check_batch_size(batch_size)
         self.client = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
         self.stream, self.schema, self.batch_size, self.follow = stream, schema, batch_size, follow
