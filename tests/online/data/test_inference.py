@@ -540,3 +540,10 @@ def test_fewer_bytes_are_read_if_lines_are_short(tmp_path: Path, monkeypatch: py
 )
 def test_a_stream_is_shown_without_settings_and_passwords(uri: str, name: str) -> None:
     assert run_config.displayed_uri(uri) == name
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, True])
+def test_a_value_that_cannot_be_a_time_is_rejected(value: object) -> None:
+    array, problems = convert(["2020-01-01", value], Kind("time", time_format="iso"))
+    assert array[0] == 1577836800
+    assert set(problems) == {1}
