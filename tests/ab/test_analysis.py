@@ -277,6 +277,7 @@ def test_arms_no_better_than_chance_are_not_recommended(
         rates={"CAdam": 0.1},
         rates_by_gauc={"CAdam": 0.1},
         difference_by_gauc=0.02,
+        rates_by_loss={"CAdam": 0.1},
         matters=0.001,
         events=1000,
         chance=chance,

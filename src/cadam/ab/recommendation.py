@@ -34,12 +34,12 @@ class Findings:
     """The learning rates with the highest GAUC on the measured part, under one seed."""
     difference_by_gauc: float
     """The difference of GAUC at `rates_by_gauc`, under one seed."""
+    rates_by_loss: Mapping[str, float]
+    """The learning rates with the lowest log loss on the measured part, under one seed."""
     matters: float
     """The smallest difference of GAUC of practical use."""
     events: int
     """The number of measured events."""
-    rates_by_loss: Mapping[str, float] | None = None
-    """The learning rates with the lowest log loss on the measured part, under one seed."""
     label: str = ""
     """The name of the label, to describe events by."""
     has_user: bool = True
@@ -60,7 +60,7 @@ def recommend(findings: Findings) -> Recommendation:
         "matters": f.matters,
         "log_loss_difference": f.log_loss.difference.mean,
         "learning_rates": dict(f.rates),
-        "learning_rates_to_use": dict(f.rates_by_loss or f.rates),
+        "learning_rates_to_use": dict(f.rates_by_loss),
         "learning_rates_in_hindsight": dict(f.rates_by_gauc),
         "difference_in_hindsight": f.difference_by_gauc,
         "measured_events": f.events,
@@ -77,9 +77,9 @@ def _reasons(f: Findings) -> tuple[str, ...]:
         f"Unknown over seeds: {SAME_RUNS}." if f.gauc.same_runs else "",
         _describe_pairs(f),
         _describe_log_loss(f.log_loss),
-        f"Learning rates to use: {_format_rates(f.rates_by_loss or f.rates)}.",
+        f"Learning rates to use: {_format_rates(f.rates_by_loss)}.",
     ]
-    if f.rates_by_loss and f.rates_by_loss != f.rates:
+    if f.rates_by_loss != f.rates:
         reasons.append(
             "These rates had the lowest log loss on the measured events under one seed. The arms were compared at the "
             f"rates with the lowest log loss on the first part: {_format_rates(f.rates)}."

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from multiprocessing import active_children, connection, get_context, parent_process
@@ -271,7 +271,8 @@ def measure_run(compute: Callable[[RunSpec], Outcome], spec: RunSpec) -> Result:
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    _reset_peak_memory()
+    with suppress(OSError):  # without this file, the peak is that of the process since its start
+        Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     try:
         outcome = compute(spec)
@@ -301,13 +302,6 @@ def processor_name() -> str:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor() or platform.machine())
-
-
-def _reset_peak_memory() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return  # the peak is then that of the process since its start
 
 
 def _peak_memory() -> int:
