@@ -422,9 +422,7 @@ class LinesSource(Source):
             )
             return
         offset = state["offset"]
-        path = self._find_file(offset, state["fingerprint"], state["inode"])
-        if path is None:
-            raise ValueError(self._describe_other_file(offset))
+        path, self.bytes_before = self._find_file(offset, state["fingerprint"], state["inode"])
         if path != self.path:
             logger.warning(
                 "%s is a new file: the rest of the old one is in %s and is read first. Files that were rotated in "
@@ -432,15 +430,16 @@ class LinesSource(Source):
                 *(self.path, path),
             )
         self.current_path, self.offset, self.line = path, offset, state["line"]
-        with open_binary(path) as file:
-            self.bytes_before = _read_before(file, offset)
         self.inode = os.stat(path).st_ino
 
-    def _find_file(self, offset: int, fingerprint: str, inode: int) -> str | None:
-        """Return the path of the file that was read up to the offset, None if it is not found.
+    def _find_file(self, offset: int, fingerprint: str, inode: int) -> tuple[str, bytes]:
+        """Return the path of the file that was read up to the offset, and the bytes before the offset.
 
         A rotated file is in the same folder, under its old name with a suffix. At the beginning of a file, or after its
         header, several files may have the same fingerprint, so the one with the same inode is preferred.
+
+        Raises:
+            ValueError: If there is no such file.
         """
         rotated = sorted(glob.glob(f"{glob.escape(self.path)}?*")) if self.follow else []
         paths = [self.path, *filter(os.path.isfile, rotated)]
@@ -448,8 +447,8 @@ class LinesSource(Source):
             with open_binary(path) as file:
                 before = _read_before(file, offset)
             if hashlib.sha256(before).hexdigest() == fingerprint:
-                return path
-        return None
+                return path, before
+        raise ValueError(self._describe_other_file(offset))
 
     def _describe_other_file(self, offset: int) -> str:
         return (
