@@ -571,7 +571,7 @@ def test_one_that_was_replaced_lies_with_the_others_again(
 def test_moments_in_records_stay_where_they_are(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, param = table_side_by_side(monkeypatch, **storage)
     before = dict(optimizer.state[param])
-    optimizer._plan = None  # what would be planned anew
+    optimizer._plan = None  # the next step is planned again
     optimizer.step()
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
@@ -720,7 +720,7 @@ def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
     before = dict(optimizer.state[param])
     assert share_storage(before) == dense
     param.grad = torch.ones(30, 16) if dense else sparse((30, 16), 2)
-    optimizer._plan = None  # what would be planned anew
+    optimizer._plan = None  # the next step is planned again
     optimizer.step()
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 

@@ -54,6 +54,14 @@ EVENT_MODEL = _struct(
     max_count=np.float64,
 )
 EVENT_BATCH = _struct("n", "rows", "weights", "numbers", "labels", "c", "scores")
+TEXT_LINES = _struct(
+    *("data", "line_begin", "line_end", "n", "begin", "end", "quoted", "status", "columns", "stride"),
+    *("fields", "column_of", "separator", "names", "name_ends"),
+)
+TEXT_VALUES = _struct(
+    *("data", "begin", "end", "quoted", "n", "quoting", "parse_as", "buckets", "accepts_booleans"),
+    *("out", "is_parsed"),
+)
 TRACKED_CONTAINER = _struct("object", "is_dict", "count", "expected")
 REPLAY_PART = _struct(
     *("fixed_tensors", "fixed", "fixed_addresses", "fixed_sizes", "fixed_kinds"),
@@ -71,6 +79,8 @@ STRUCTS = {
     "event_parameter": EVENT_PARAMETER,
     "event_model": EVENT_MODEL,
     "event_batch": EVENT_BATCH,
+    "text_lines": TEXT_LINES,
+    "text_values": TEXT_VALUES,
     "tracked_container": TRACKED_CONTAINER,
     "replay_part": REPLAY_PART,
     "replay_launch": REPLAY_LAUNCH,

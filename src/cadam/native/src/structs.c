@@ -35,6 +35,16 @@ static const field_layout layout[] = {
     STRUCT(event_batch), FIELD(event_batch, n), FIELD(event_batch, rows), FIELD(event_batch, weights),
     FIELD(event_batch, numbers), FIELD(event_batch, labels), FIELD(event_batch, c), FIELD(event_batch, scores),
 
+    STRUCT(text_lines), FIELD(text_lines, data), FIELD(text_lines, line_begin), FIELD(text_lines, line_end),
+    FIELD(text_lines, n), FIELD(text_lines, begin), FIELD(text_lines, end), FIELD(text_lines, quoted),
+    FIELD(text_lines, status), FIELD(text_lines, columns), FIELD(text_lines, stride), FIELD(text_lines, fields),
+    FIELD(text_lines, column_of), FIELD(text_lines, separator), FIELD(text_lines, names), FIELD(text_lines, name_ends),
+
+    STRUCT(text_values), FIELD(text_values, data), FIELD(text_values, begin), FIELD(text_values, end),
+    FIELD(text_values, quoted), FIELD(text_values, n), FIELD(text_values, quoting), FIELD(text_values, parse_as),
+    FIELD(text_values, buckets), FIELD(text_values, accepts_booleans), FIELD(text_values, out),
+    FIELD(text_values, is_parsed),
+
     STRUCT(tracked_container), FIELD(tracked_container, object), FIELD(tracked_container, is_dict),
     FIELD(tracked_container, count), FIELD(tracked_container, expected),
 

@@ -66,6 +66,37 @@ typedef struct {
     float *scores;          /* [n], written: scores before learning */
 } event_batch;
 
+typedef const uint8_t text;
+
+/* Lines of CSV or JSON to be split, see text_parsing.c. The ranges of values are written to [columns][stride] arrays; a
+ * missing value begins at -1. */
+typedef struct {
+    text *data;
+    const int64_t *line_begin, *line_end;
+    int64_t n;                /* number of lines */
+    int64_t *begin, *end;     /* [columns][stride], written */
+    uint8_t *quoted;          /* [columns][stride], written for JSON: whether the value is a string */
+    uint8_t *status;          /* [n], written */
+    int64_t columns, stride;
+    int64_t fields;           /* CSV: fields of a line; 0 for JSON */
+    const int64_t *column_of; /* CSV: the column of each field, or -1 */
+    int64_t separator;        /* CSV: the character between fields */
+    text *names;              /* JSON: the names of the columns, one after the other */
+    const int64_t *name_ends; /* JSON: where each name ends */
+} text_lines;
+
+/* Values to be converted. */
+typedef struct {
+    text *data;
+    const int64_t *begin, *end;
+    const uint8_t *quoted;    /* [n], if `quoting` is MIXED */
+    int64_t n, quoting, parse_as;
+    int64_t buckets;          /* number of buckets of hashes */
+    int64_t accepts_booleans; /* whether true and false are the numbers 1 and 0 */
+    void *out;                /* [n], written: double for numbers, else int64 */
+    uint8_t *is_parsed;       /* [n], written */
+} text_values;
+
 /* Functions of libtorch's C API (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native/torch_symbols.py. A
  * tensor argument is the address of an at::Tensor, which consists of one pointer: the number that Python shows as
  * tensor._cdata. Functions that return int32_t return 0 for success. */

@@ -1,25 +1,25 @@
-/* Text to values: lines of CSV and JSON become spans, one for each value, and spans become what a schema's kind makes
- * of them. Only what is plain is read here; the rest is left to the caller, line by line or value by value, so that
- * what becomes of one never depends on its neighbours.
+/* Parsing of text: lines of CSV and JSON are split into values, and values are converted to numbers or hashes.
+ *
+ * Only simple cases are handled here. Other lines and values are left to the caller, each by itself, so that the result of
+ * one never depends on its neighbors.
  */
-#include "cadam.h"
+#include "structs.h"
 
 #include <float.h>
 #include <string.h>
 
 enum { MISSING = -1 };
-enum { LEFT, READ, BLANK }; /* what became of a line */
+enum { NOT_SPLIT, SPLIT, BLANK }; /* status of a line; NOT_SPLIT is left to the caller */
 enum { HASH, INTEGER, NUMBER };
-enum { BARE, QUOTED, MIXED }; /* whether values are quoted: none, all, or as `quoted` says */
+enum { BARE, QUOTED, MIXED }; /* whether values are quoted: none, all, or as `quoted` says for each */
 enum { MOST_NAMES = 512, LONGEST_NUMBER = 100, LONGEST_TEXT = 1024 };
 
-typedef const uint8_t text;
 
 static int is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
 
 static int is_space(uint8_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/* Well-formed UTF-8, without surrogates. */
+/* Whether a text is well-formed UTF-8 without surrogates. */
 static int is_utf8(text *s, int64_t n)
 {
     for (int64_t i = 0; i < n;) {
@@ -45,47 +45,32 @@ static int is_utf8(text *s, int64_t n)
 
 /* Lines ------------------------------------------------------------------------------------------------------- */
 
-/* n lines, and where their values are to be written: [columns][stride], or MISSING. */
-typedef struct {
-    text *data;
-    const int64_t *line_begin, *line_end;
-    int64_t n;
-    int64_t *begin, *end;
-    uint8_t *quoted; /* [columns][stride] */
-    uint8_t *became; /* [n] */
-    int64_t columns, stride;
-    int64_t fields;           /* of CSV: in a line */
-    const int64_t *column_of; /* of CSV, by field: its column, or -1 */
-    int64_t separator;        /* of CSV */
-    text *names;              /* of JSON: those of the columns, one after the other */
-    const int64_t *name_ends; /* of JSON */
-} lines;
-
-static int csv_line(const lines *g, int64_t i, int64_t at, int64_t end)
+/* Split a line of CSV without quotes into its fields. */
+static int split_csv(const text_lines *g, int64_t i, int64_t at, int64_t end)
 {
     text *s = g->data;
     while (end > at && s[end - 1] == '\r')
         end--;
     if (memchr(s + at, '"', (size_t)(end - at)) || !is_utf8(s + at, end - at))
-        return LEFT;
+        return NOT_SPLIT;
     for (int64_t field = 0;; field++) {
         text *found = memchr(s + at, (int)g->separator, (size_t)(end - at));
         const int64_t stop = found ? found - s : end;
         if (field >= g->fields)
-            return LEFT;
+            return NOT_SPLIT;
         const int64_t column = g->column_of[field];
         if (column >= 0) {
             g->begin[column * g->stride + i] = stop > at ? at : MISSING;
             g->end[column * g->stride + i] = stop;
         }
         if (!found)
-            return field + 1 == g->fields ? READ : LEFT;
+            return field + 1 == g->fields ? SPLIT : NOT_SPLIT;
         at = stop + 1;
     }
 }
 
-/* The end of a JSON number that begins here; 0 if there is none. */
-static int64_t json_number(text *s, int64_t at, int64_t end)
+/* Return the end of the JSON number that begins at `at`, or 0 if there is none. */
+static int64_t end_of_number(text *s, int64_t at, int64_t end)
 {
     const int64_t begin = at;
     at += at < end && s[at] == '-';
@@ -113,8 +98,8 @@ static int64_t json_number(text *s, int64_t at, int64_t end)
     return at - begin > LONGEST_NUMBER ? 0 : at;
 }
 
-/* The end of a JSON string without escapes whose first character is here; -1 if there is none. */
-static int64_t json_string(text *s, int64_t at, int64_t end)
+/* Return the end of the JSON string whose first character is at `at`, or -1 if it does not end or has escapes. */
+static int64_t end_of_string(text *s, int64_t at, int64_t end)
 {
     while (at < end && s[at] != '"') {
         if (s[at] < ' ' || s[at] == '\\')
@@ -124,25 +109,25 @@ static int64_t json_string(text *s, int64_t at, int64_t end)
     return at < end ? at : -1;
 }
 
-static int64_t json_space(text *s, int64_t at, int64_t end)
+static int64_t skip_space(text *s, int64_t at, int64_t end)
 {
     while (at < end && (s[at] == ' ' || s[at] == '\t' || s[at] == '\r' || s[at] == '\n'))
         at++;
     return at;
 }
 
-/* The names of a line, in order, and their columns: the next line most likely has the same. */
+/* The names of a JSON line in order, and their columns. The next line most likely has the same names. */
 typedef struct {
     int64_t begin[MOST_NAMES], size[MOST_NAMES], column[MOST_NAMES];
     int64_t count;
 } shape;
 
-static int same_name(const lines *g, const shape *known, int64_t k, int64_t begin, int64_t size)
+static int same_name(const text_lines *g, const shape *known, int64_t k, int64_t begin, int64_t size)
 {
     return known->size[k] == size && !memcmp(g->data + known->begin[k], g->data + begin, (size_t)size);
 }
 
-static int64_t column_of_name(const lines *g, int64_t begin, int64_t size)
+static int64_t column_of_name(const text_lines *g, int64_t begin, int64_t size)
 {
     int64_t from = 0;
     for (int64_t column = 0; column < g->columns; from = g->name_ends[column++])
@@ -151,79 +136,80 @@ static int64_t column_of_name(const lines *g, int64_t begin, int64_t size)
     return -1;
 }
 
-static int literal(text *s, int64_t at, int64_t end, const char *word, int64_t size)
+static int starts_with(text *s, int64_t at, int64_t end, const char *word, int64_t size)
 {
     return end - at >= size && !memcmp(s + at, word, (size_t)size);
 }
 
-static int json_line(const lines *g, int64_t i, int64_t at, int64_t end, shape *known)
+/* Split a JSON object whose values are strings without escapes, numbers, booleans or null. */
+static int split_json(const text_lines *g, int64_t i, int64_t at, int64_t end, shape *known)
 {
     text *s = g->data;
     if (!is_utf8(s + at, end - at))
-        return LEFT;
+        return NOT_SPLIT;
     for (int64_t column = 0; column < g->columns; column++)
         g->begin[column * g->stride + i] = MISSING;
-    at = json_space(s, at, end);
+    at = skip_space(s, at, end);
     if (at == end || s[at] != '{')
-        return LEFT;
+        return NOT_SPLIT;
     int64_t count = 0;
-    int as_before = 1;
-    for (at = json_space(s, at + 1, end); at < end && (count || s[at] != '}'); at = json_space(s, at + 1, end)) {
+    int same_names = 1;
+    for (at = skip_space(s, at + 1, end); at < end && (count || s[at] != '}'); at = skip_space(s, at + 1, end)) {
         if (s[at] != '"' || count == MOST_NAMES)
-            return LEFT;
-        const int64_t name = at + 1, name_end = json_string(s, name, end);
+            return NOT_SPLIT;
+        const int64_t name = at + 1, name_end = end_of_string(s, name, end);
         if (name_end < 0)
-            return LEFT;
-        if (!as_before || count >= known->count || !same_name(g, known, count, name, name_end - name)) {
-            as_before = 0;
+            return NOT_SPLIT;
+        if (!same_names || count >= known->count || !same_name(g, known, count, name, name_end - name)) {
+            same_names = 0;
             known->size[count] = name_end - name;
             known->column[count] = column_of_name(g, name, name_end - name);
         }
         known->begin[count] = name;
         const int64_t column = known->column[count++];
-        at = json_space(s, name_end + 1, end);
+        at = skip_space(s, name_end + 1, end);
         if (at == end || s[at] != ':')
-            return LEFT;
-        int64_t begin = at = json_space(s, at + 1, end), stop, quoted = 0;
+            return NOT_SPLIT;
+        int64_t begin = at = skip_space(s, at + 1, end), stop, quoted = 0;
         if (at == end)
-            return LEFT;
+            return NOT_SPLIT;
         if (s[at] == '"') {
-            begin = at + 1, stop = json_string(s, begin, end), at = stop + 1, quoted = 1;
+            begin = at + 1, stop = end_of_string(s, begin, end), at = stop + 1, quoted = 1;
             if (stop < 0)
-                return LEFT;
-        } else if (literal(s, at, end, "null", 4)) {
+                return NOT_SPLIT;
+        } else if (starts_with(s, at, end, "null", 4)) {
             begin = MISSING, stop = at += 4;
-        } else if (literal(s, at, end, "true", 4)) {
+        } else if (starts_with(s, at, end, "true", 4)) {
             stop = at += 4;
-        } else if (literal(s, at, end, "false", 5)) {
+        } else if (starts_with(s, at, end, "false", 5)) {
             stop = at += 5;
         } else {
-            stop = at = json_number(s, at, end);
+            stop = at = end_of_number(s, at, end);
             if (!at)
-                return LEFT;
+                return NOT_SPLIT;
         }
         if (column >= 0) {
             g->begin[column * g->stride + i] = begin, g->end[column * g->stride + i] = stop;
             g->quoted[column * g->stride + i] = (uint8_t)quoted;
         }
-        at = json_space(s, at, end);
+        at = skip_space(s, at, end);
         if (at == end || s[at] == '}')
             break;
         if (s[at] != ',')
-            return LEFT;
+            return NOT_SPLIT;
     }
-    if (at == end || json_space(s, at + 1, end) < end)
-        return LEFT;
-    for (int64_t k = 1; !as_before && k < count; k++)
+    if (at == end || skip_space(s, at + 1, end) < end)
+        return NOT_SPLIT;
+    for (int64_t k = 1; !same_names && k < count; k++)
         for (int64_t earlier = 0; earlier < k; earlier++)
             if (same_name(g, known, earlier, known->begin[k], known->size[k]))
-                return LEFT;
+                return NOT_SPLIT;
     known->count = count;
-    return READ;
+    return SPLIT;
 }
 
-/* Cut lines of CSV (`fields` is not 0) or JSON into the values of columns. */
-EXPORT void cadam_split_lines(const lines *g)
+/* Split lines of CSV (if `fields` is not 0) or JSON into the values of columns. */
+EXPORT void cadam_split_lines(const text_lines *g)
 {
     shape known = {.count = 0};
     for (int64_t i = 0; i < g->n; i++) {
@@ -232,25 +218,15 @@ EXPORT void cadam_split_lines(const lines *g)
         while (begin < end && is_space(g->data[begin]))
             begin++;
         if (begin == end)
-            g->became[i] = BLANK;
+            g->status[i] = BLANK;
         else if (g->fields)
-            g->became[i] = (uint8_t)csv_line(g, i, g->line_begin[i], end);
-        else if ((g->became[i] = (uint8_t)json_line(g, i, begin, end, &known)) == LEFT)
+            g->status[i] = (uint8_t)split_csv(g, i, g->line_begin[i], end);
+        else if ((g->status[i] = (uint8_t)split_json(g, i, begin, end, &known)) == NOT_SPLIT)
             known.count = 0;
     }
 }
 
 /* Values ------------------------------------------------------------------------------------------------------ */
-
-/* Spans, and what they are to become. */
-typedef struct {
-    text *data;
-    const int64_t *begin, *end;
-    const uint8_t *quoted;
-    int64_t n, how_quoted, kind, size, truths;
-    void *out;     /* int64, of numbers double */
-    uint8_t *fine; /* [n]: whether it was read */
-} values;
 
 /* The finalizer of splitmix64. It spreads 64-bit integers evenly, so that their remainder can be used as a table row. */
 static uint64_t mix(uint64_t x)
@@ -269,15 +245,15 @@ static uint64_t fnv1a(text *s, int64_t size)
     return hash;
 }
 
-/* A text that is exactly true or false, as JSON or Python writes it: 1 or 0; else -1. */
-static int truth(text *s, int64_t size)
+/* Return 1 or 0 for a text that is true or false as JSON or Python writes it, else -1. */
+static int read_boolean(text *s, int64_t size)
 {
     if (size == 4 && (s[0] | 32) == 't' && !memcmp(s + 1, "rue", 3))
         return 1;
     return size == 5 && (s[0] | 32) == 'f' && !memcmp(s + 1, "alse", 4) ? 0 : -1;
 }
 
-/* Digits, perhaps with a minus before them, of at most 18. */
+/* Read an integer of at most 18 digits, with or without a minus sign. Returns 0 if the text is something else. */
 static int read_integer(text *s, int64_t size, int64_t *out)
 {
     const int negative = size && s[0] == '-';
@@ -293,8 +269,8 @@ static int read_integer(text *s, int64_t size, int64_t *out)
     return 1;
 }
 
-/* The integer that a text means: "5" and "5.0", but not "05". */
-static int meant(text *s, int64_t size, int64_t *out)
+/* Read an integer in its usual notation: "5" and "5.0", but not "05". Returns 0 if the text is something else. */
+static int read_usual_integer(text *s, int64_t size, int64_t *out)
 {
     const int negative = size && s[0] == '-';
     if (size == negative || !is_digit(s[negative]) || (s[negative] == '0' && (negative || (size > 1 && s[1] != '.'))))
@@ -312,8 +288,8 @@ static int meant(text *s, int64_t size, int64_t *out)
 /* Hash a value to one of `buckets` buckets: an integer by its value, so that "5" and 5 share a bucket, else the text. */
 static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, int64_t *out)
 {
-    int64_t whole = truth(s, size);
-    if (whole >= 0 || meant(s, size, &whole)) {
+    int64_t whole = read_boolean(s, size);
+    if (whole >= 0 || read_usual_integer(s, size, &whole)) {
         *out = (int64_t)(mix((uint64_t)whole) % buckets);
         return 1;
     }
@@ -329,7 +305,7 @@ static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, i
     return 1;
 }
 
-/* A decimal number, rounded right or not read. */
+/* Read a decimal number. Returns 0 if the text is something else, or if the result might not be rounded correctly. */
 static int read_number(text *s, int64_t size, double *out)
 {
     static const double tens[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
@@ -342,18 +318,18 @@ static int read_number(text *s, int64_t size, double *out)
     if (i < size && s[i] == '.')
         for (i++; i < size && is_digit(s[i]); i++, count++, power--)
             digits = 10 * digits + (uint64_t)(s[i] - '0');
-    if (!count || count > 19 || (negative && !digits)) /* -0 of JSON is an integer, without a sign */
+    if (!count || count > 19 || (negative && !digits)) /* in JSON, -0 is an integer without a sign */
         return 0;
     if (i < size && (s[i] | 32) == 'e') {
         i++;
         const int minus = i < size && s[i] == '-';
         i += i < size && (s[i] == '-' || s[i] == '+');
-        int64_t given = 0, first = i;
+        int64_t exponent = 0, first = i;
         for (; i < size && is_digit(s[i]) && i < first + 4; i++)
-            given = 10 * given + (s[i] - '0');
+            exponent = 10 * exponent + (s[i] - '0');
         if (i == first)
             return 0;
-        power += minus ? -given : given;
+        power += minus ? -exponent : exponent;
     }
     if (i != size || power < -22 || power > 22)
         return 0;
@@ -365,7 +341,7 @@ static int read_number(text *s, int64_t size, double *out)
         const long double wide = power < 0 ? digits / (long double)tens[-power] : digits * (long double)tens[power];
         uint64_t mantissa;
         memcpy(&mantissa, &wide, 8);
-        if ((mantissa & 0x7ff) == 0x400) /* half way: which side it comes from is not known */
+        if ((mantissa & 0x7ff) == 0x400) /* exactly between two doubles: the side on which the number lies is lost */
             return 0;
         value = (double)wide;
 #else
@@ -376,29 +352,29 @@ static int read_number(text *s, int64_t size, double *out)
     return 1;
 }
 
-/* Read values, and say which were. */
-EXPORT void cadam_read_values(const values *g)
+/* Convert values, and write which of them were converted. */
+EXPORT void cadam_read_values(const text_values *g)
 {
     for (int64_t i = 0; i < g->n; i++) {
-        g->fine[i] = 0;
+        g->is_parsed[i] = 0;
         if (g->begin[i] < 0)
             continue;
         text *s = g->data + g->begin[i];
         const int64_t size = g->end[i] - g->begin[i];
-        const int quoted = g->how_quoted == MIXED ? g->quoted[i] : g->how_quoted == QUOTED;
-        if (g->kind == HASH) {
-            g->fine[i] = (uint8_t)read_hash(s, size, quoted || g->how_quoted == BARE, (uint64_t)g->size,
+        const int quoted = g->quoting == MIXED ? g->quoted[i] : g->quoting == QUOTED;
+        if (g->parse_as == HASH) {
+            g->is_parsed[i] = (uint8_t)read_hash(s, size, quoted || g->quoting == BARE, (uint64_t)g->buckets,
                                               (int64_t *)g->out + i);
         } else if (quoted || size > LONGEST_NUMBER) {
             continue;
-        } else if (g->kind == INTEGER) {
-            g->fine[i] = (uint8_t)read_integer(s, size, (int64_t *)g->out + i);
+        } else if (g->parse_as == INTEGER) {
+            g->is_parsed[i] = (uint8_t)read_integer(s, size, (int64_t *)g->out + i);
         } else {
             double *out = (double *)g->out + i;
-            const int clicked = g->truths ? truth(s, size) : -1;
-            g->fine[i] = clicked >= 0 || read_number(s, size, out);
-            if (clicked >= 0)
-                *out = clicked;
+            const int boolean = g->accepts_booleans ? read_boolean(s, size) : -1;
+            g->is_parsed[i] = boolean >= 0 || read_number(s, size, out);
+            if (boolean >= 0)
+                *out = boolean;
         }
     }
 }

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...native.loader import UnavailableError, package_library
+from ...native.structs import TEXT_LINES, TEXT_VALUES
 from .events import Array
 
 MISSING, NOT_A_RANGE = -1, -2
@@ -125,8 +126,19 @@ class TextColumn:
         begin, end = np.ascontiguousarray(self.begin), np.ascontiguousarray(self.end)
         quoted = None if self.quoted is None else np.ascontiguousarray(self.quoted)
         _call(
-            *(functions.cadam_read_values, self.data, begin, end, quoted, len(self), self.quoting, parse_as, buckets),
-            *(accepts_booleans, parsed, is_parsed),
+            functions.cadam_read_values,
+            TEXT_VALUES,
+            data=self.data,
+            begin=begin,
+            end=end,
+            quoted=quoted,
+            n=len(self),
+            quoting=self.quoting,
+            parse_as=parse_as,
+            buckets=buckets,
+            accepts_booleans=accepts_booleans,
+            out=parsed,
+            is_parsed=is_parsed,
         )
         return parsed, is_parsed
 
@@ -199,8 +211,23 @@ def split_lines(
     all_names = np.frombuffer(b"".join(encoded) + b" ", np.uint8)
     name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     _call(
-        *(functions.cadam_split_lines, data, begin, end, count, ranges[0], ranges[1], quoted, status, len(names)),
-        *(stride, len(column_of_field), column_of_field, ord(separator), all_names, name_ends),
+        functions.cadam_split_lines,
+        TEXT_LINES,
+        data=data,
+        line_begin=begin,
+        line_end=end,
+        n=count,
+        begin=ranges[0],
+        end=ranges[1],
+        quoted=quoted,
+        status=status,
+        columns=len(names),
+        stride=stride,
+        fields=len(column_of_field),
+        column_of=column_of_field,
+        separator=ord(separator),
+        names=all_names,
+        name_ends=name_ends,
     )
     columns = {}
     for index, name in enumerate(names):
@@ -221,11 +248,10 @@ def native_functions() -> Any:
         return None
 
 
-def _call(function: Any, *arguments: Any) -> None:
-    """Call a C function with a struct of 64-bit words, which are numbers and addresses of arrays."""
-    words = [
-        0 if argument is None else argument.ctypes.data if isinstance(argument, np.ndarray) else int(argument)
-        for argument in arguments
-    ]
-    struct = np.array(words, np.int64)
+def _call(function: Any, dtype: np.dtype[np.void], **fields: Any) -> None:
+    """Call a C function with a struct, whose fields are numbers and addresses of arrays."""
+    struct = np.zeros((), dtype)
+    for name, value in fields.items():
+        if value is not None:
+            struct[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
     function(struct.ctypes.data)
