@@ -18,8 +18,7 @@ static int is_unchanged(const replay_step *s)
     for (const replay_part *p = s->part; p < s->part + s->parts; p++)
         for (int64_t i = 0; i < p->fixed_tensors; i++) {
             prefetch_tensor(p->fixed, i, p->fixed_tensors);
-            const tensor_info now = describe(s->torch, &p->fixed[i]);
-            if (now.address != p->fixed_addresses[i] || now.size != p->fixed_sizes[i] || now.kind != p->fixed_kinds[i])
+            if (!has_memory(s->torch, &p->fixed[i], p->fixed_addresses[i], p->fixed_sizes[i], p->fixed_kinds[i]))
                 return 0;
         }
     return 1;

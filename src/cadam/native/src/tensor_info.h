@@ -4,6 +4,8 @@
 
 #include "structs.h"
 
+enum { DTYPE_NUMBERS = 1000, DEVICE_FACTOR = 2 * DTYPE_NUMBERS };
+
 /* The kind is an even number for each device and dtype, plus one if the tensor is contiguous; -1 if the memory does not
  * hold the values: for a sparse tensor, a missing gradient or a tensor of zeros without memory.
  *
@@ -14,6 +16,20 @@ typedef struct {
     int64_t address, size, kind;
     _Bool is_view;
 } tensor_info;
+
+/* Whether a tensor still has this address, size, dtype and contiguity. Cheaper than describe(): two tensors at one address
+ * are on the same device, so the device is not asked for. */
+static inline _Bool has_memory(const torch_functions *torch, void **handle, int64_t address, int64_t size, int64_t kind)
+{
+    void *data = 0;
+    int64_t elements = 0;
+    int32_t layout = 0, dtype = 0;
+    _Bool contiguous = 0;
+    return !torch->get_layout(handle, &layout) && layout == 0 /* strided */ && !torch->get_data_ptr(handle, &data) &&
+           !torch->get_numel(handle, &elements) && !torch->get_dtype(handle, &dtype) &&
+           !torch->is_contiguous(handle, &contiguous) && (int64_t)data == address && elements == size &&
+           kind % DEVICE_FACTOR == 2 * dtype + contiguous;
+}
 
 /* Describe the tensor that `*handle` (tensor._cdata) points to; 0 is a missing gradient. */
 static inline tensor_info describe(const torch_functions *torch, void **handle)
@@ -30,7 +46,7 @@ static inline tensor_info describe(const torch_functions *torch, void **handle)
         torch->is_contiguous(handle, &contiguous) || torch->get_data_ptr(handle, &data) || (!data && size) ||
         torch->get_storage_offset(handle, &offset) || torch->get_storage_size(handle, &bytes))
         return unreadable;
-    const int64_t kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+    const int64_t kind = 2 * (((int64_t)device * 1000 + index + 1) * DTYPE_NUMBERS + dtype) + contiguous;
     const _Bool is_view = offset != 0 || bytes != size * (int64_t)torch->dtype_element_size(dtype);
     return (tensor_info){(int64_t)data, size, kind, is_view};
 }
