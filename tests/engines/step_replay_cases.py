@@ -167,7 +167,7 @@ class Trained:
         return str(self.optimizer.explain().steps)
 
     def step(self, seed: int, without: Sequence[int] = (), n: int | None = None) -> bool:
-        """One step with random gradients; was it a replayed one?"""
+        """Take one step with random gradients. Returns whether it was replayed."""
         torch.manual_seed(seed)
         n = 20 + seed % 2 if n is None else n
         shared = torch.randint(0, 50, (1, n))
@@ -184,7 +184,7 @@ class Trained:
         return was_replayed
 
     def take(self) -> bool:
-        """A step with the gradients that are there; was it a replayed one?"""
+        """Take one step with the present gradients. Returns whether it was replayed."""
         before = State.launched
         self.optimizer.step()
         return State.launched > before
@@ -293,7 +293,7 @@ TABLE_CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
 
 
 def changed_in_between(make: Callable[..., Trained], what: str, change: Callable[[Trained], Any], kept: bool) -> None:
-    """Three steps, a change, three more, replayed and not: is the fourth a replayed one, and all the same?"""
+    """Compare an optimizer with replay and one without over three steps, a change and three more steps."""
     a, b = begin(make)
     change(a)
     change(b)
