@@ -38,7 +38,7 @@ docs: $(VENV)/ready
 	@echo "the site: build/site/index.html"
 
 bench: $(VENV)/ready
-	$(RUN)/cadam bench
+	$(RUN)/python -m benchmarks.peers
 
 # The environments are rebuilt when one of these files changes.
 PARTS := pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/native/build.py src/cadam/native/src/*)

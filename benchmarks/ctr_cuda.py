@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from ctr_cpu import Torchs
 
 from cadam_paper.ctr import models, study
 from cadam_paper.ctr.data import Feed
 from cadam_paper.ctr.generator import Generated, best_auc
 from cadam_paper.ctr.train import Learner, Task, numerics, train_epoch, train_stream
-from cadam_paper.images.train import Captured
+from cadam_paper.harness.cuda_runs import Captured
+from ctr_cpu import Torchs
 
 Line = tuple[str, str]
 BAR = 2.5e6

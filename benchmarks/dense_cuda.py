@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench_cases
 from cadam.codegen.c_source import header
 from cadam.native import build, tensor_snapshot
+from peers import cases
 
 Shapes = Sequence[Sequence[int]]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 CASES: dict[str, tuple[Shapes, float]] = {
     "one tensor of 2**28 elements": ([(1 << 28,)], 1.2),
-    "161 tensors of ResNet-50": (bench_cases.resnet50_shapes(64), 2.5),
+    "161 tensors of ResNet-50": (cases.resnet50_shapes(64), 2.5),
     "2,000 tiny tensors": ([(100 + i % 57,) for i in range(2000)], 5.0),
 }
 """The shapes of each case, and the goal: how many times as fast as fused Adam a step shall be."""

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.cli.bench_cases import captured, dense_contender, dense_models
+from peers.cases import captured, dense_contender, dense_models
 
 BYTES = 7 * 4
 """Memory traffic per element: gradient, parameter and two moments are read; the last three are written."""

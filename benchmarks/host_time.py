@@ -47,10 +47,10 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
                    unsigned shared, void *stream, void **arguments, void **extra) { return 0; }
 """
 ARGUMENTS = {  # one per kind of kernel; only their number matters
-    "dense": ("table", "grads", "coefficients", "stride", "owners", "only", "seed"),
+    "dense": ("table", "grads", "coefficients", "stride", "owners", "tensor_number", "seed"),
     "keys": ("ids", "keys", "error", "n", "rows"),
     "rows": ("p", "s_exp_avg", "s_exp_avg_sq", "values", "keys", "order", "partials", "coefficients", "counts", "seed"),
-    "seams": ("p", "s_exp_avg", "s_exp_avg_sq", "keys", "partials", "coefficients", "counts", "seed"),
+    "spanning_rows": ("p", "s_exp_avg", "s_exp_avg_sq", "keys", "partials", "coefficients", "counts", "seed"),
 }
 
 

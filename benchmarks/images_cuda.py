@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from cadam_paper.harness.cuda_runs import run_concurrently
 from cadam_paper.images import data
 from cadam_paper.images.data import Images
 from cadam_paper.images.streams import Stream, continuous, noisy, sudden
-from cadam_paper.images.train import Record, Run, Task, run_concurrently
+from cadam_paper.images.train import Record, Run, Task
 
 Line = tuple[str, str]
 BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5

@@ -62,7 +62,9 @@ def run(clicks: Generated, name: str, seed: int, lr: float, device: torch.device
     task = train.Task("DeepFM", "CAdam", lr, seed, options=STORAGES[name], **sizes)
     with train.numerics(task, device):
         learner = Learner(task, clicks, device, halves=name in BFLOAT16_TABLES)
-        scores = train.scored(*learner.test(clicks.feed("stream", task.batch, seed=seed, device=device), learn=True))
+        scores = train.compute_scores(
+            *learner.test(clicks.feed("stream", task.batch, seed=seed, device=device), learn=True)
+        )
         _, tables = learner.optimizer.alignment().groups
         found = (100 * scores.auc, scores.log_loss, tables.over_touched)
         return dict(zip(METRICS, found, strict=True))

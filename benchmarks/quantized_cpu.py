@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench, bench_cases
+from peers import cases, timing
 
 Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -47,7 +47,7 @@ def peers() -> Iterator[tuple[str, Make]]:
         label = f"{name} Adam8bit"
         try:
             make: Make = getattr(__import__(module, fromlist=["Adam8bit"]), "Adam8bit")  # noqa: B009
-            bench_cases.dense_contender(label, make, [(8192,)], "cpu").step()
+            cases.dense_contender(label, make, [(8192,)], "cpu").step()
         except Exception as error:  # another package may raise any exception
             print(f"{label} is left out: {type(error).__name__}: {error}", flush=True)
         else:
@@ -86,7 +86,7 @@ class Fbgemm(torch.optim.Optimizer):
         self.out.backward(self.grads)
 
 
-def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench_cases.Contender]:
+def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[cases.Contender]:
     for kind in ("PARTIAL_ROWWISE_ADAM", "EXACT_ROWWISE_ADAGRAD"):
         made: list[Fbgemm] = []
 
@@ -95,7 +95,7 @@ def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench_cases.
             return made[0]
 
         try:
-            contender = bench_cases.sparse_contender(f"FBGEMM {kind}", make, places, rows, width)
+            contender = cases.sparse_contender(f"FBGEMM {kind}", make, places, rows, width)
         except (ImportError, AssertionError, OSError) as error:
             print(f"FBGEMM {kind} is left out: {type(error).__name__}: {error}", flush=True)
             continue
@@ -109,32 +109,32 @@ def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench_cases.
         yield contender
 
 
-def dense(dtype: torch.dtype) -> list[bench_cases.Contender]:
+def dense(dtype: torch.dtype) -> list[cases.Contender]:
     makers = ours(DENSE)
     if dtype == torch.float32:
         makers = {"torch Adam fused": partial(torch.optim.Adam, fused=True), **makers, **dict(peers())}
-    return [bench_cases.dense_contender(name, make, [(ELEMENTS,)], "cpu", dtype) for name, make in makers.items()]
+    return [cases.dense_contender(name, make, [(ELEMENTS,)], "cpu", dtype) for name, make in makers.items()]
 
 
-def rows(count: int, width: int, dtype: torch.dtype) -> list[bench_cases.Contender]:
-    places = [bench_cases.sample_ids("zipf", count, bench_cases.IDS_PER_BATCH, seed) for seed in range(8)]
+def rows(count: int, width: int, dtype: torch.dtype) -> list[cases.Contender]:
+    places = [cases.sample_ids("zipf", count, cases.IDS_PER_BATCH, seed) for seed in range(8)]
     makers = ours(ROWS)
     if dtype == torch.float32:
         makers["torch SparseAdam"] = torch.optim.SparseAdam
-    made = [bench_cases.sparse_contender(name, make, places, count, width, dtype) for name, make in makers.items()]
+    made = [cases.sparse_contender(name, make, places, count, width, dtype) for name, make in makers.items()]
     return [*made, *fbgemm(places, count, width)] if dtype == torch.float32 else made
 
 
 PEER = "cadam.CAdam float32"
 FLOAT32, BFLOAT16 = partial(dense, torch.float32), partial(dense, torch.bfloat16)
 CASES = {
-    "dense": bench_cases.Case("dense, one tensor of 50M", "torch Adam fused", FLOAT32, ELEMENTS, rounds=9),
-    "bfloat16 dense": bench_cases.Case("one tensor of 50M in bfloat16", PEER, BFLOAT16, rounds=9),
+    "dense": cases.Case("dense, one tensor of 50M", "torch Adam fused", FLOAT32, ELEMENTS, rounds=9),
+    "bfloat16 dense": cases.Case("one tensor of 50M in bfloat16", PEER, BFLOAT16, rounds=9),
 }
 for count, width in TABLES:
     for name, more, dtype in (("rows", "", torch.float32), ("bfloat16", " in bfloat16", torch.bfloat16)):
-        CASES[f"{name} {width}"] = bench_cases.Case(
-            f"rows {count / 1e6:g}M x {width}{more}, {bench_cases.IDS_PER_BATCH} Zipf ids",
+        CASES[f"{name} {width}"] = cases.Case(
+            f"rows {count / 1e6:g}M x {width}{more}, {cases.IDS_PER_BATCH} Zipf ids",
             PEER,
             partial(rows, count, width, dtype),
             rounds=15,
@@ -144,11 +144,11 @@ for count, width in TABLES:
 def main() -> None:
     """Run each case in a separate process, because earlier cases influence the memory layout of the tables."""
     if len(sys.argv) == 3 and sys.argv[1] == "--case":
-        bench.print_results(
-            bench.measure(CASES[sys.argv[2]], "cpu", bench_cases.cpu_limit if sys.argv[2] == "dense" else None)
+        timing.print_results(
+            timing.measure(CASES[sys.argv[2]], "cpu", cases.cpu_limit if sys.argv[2] == "dense" else None)
         )
         return
-    print(", ".join(f"{name} {value}" for name, value in bench.describe_machine("cpu").items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in timing.describe_machine("cpu").items()), flush=True)
     for name in CASES:
         if name.split()[0] in (sys.argv[1:] or ["dense", "rows"]):
             subprocess.run([sys.executable, __file__, "--case", name], check=True)

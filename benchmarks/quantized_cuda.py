@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench, bench_cases
 from cadam.engines import quantization
 from cadam.native.tensor_snapshot import can_snapshot_in_c
+from peers import cases
 
 START = time.monotonic()
 LIMIT = 140.0  # seconds after which no further case is begun
@@ -248,7 +248,7 @@ def rows(count: int, width: int, bar: float, distinct: bool = False) -> None:
     value = torch.randn(count, width, device="cuda")
     grads = []
     for seed in range(4):
-        ids = bench_cases.sample_ids("fields", count, bench_cases.IDS_PER_BATCH, seed).cuda()
+        ids = cases.sample_ids("fields", count, cases.IDS_PER_BATCH, seed).cuda()
         rows = torch.randn(len(ids), width, device="cuda")
         grad = torch.sparse_coo_tensor(ids[None], rows, value.shape, check_invariants=False)
         grads.append(grad.coalesce() if distinct else grad)
@@ -298,8 +298,8 @@ def stepped(count: int, width: int, **options: Any) -> int:
     param = torch.nn.Parameter(torch.zeros(count, width, device="cuda"))
     before = torch.cuda.memory_allocated()
     optimizer = cadam.CAdam([param], lr=0.5, **options)
-    ids = torch.randint(count, (bench_cases.IDS_PER_BATCH,), device="cuda")
-    grad = torch.ones(bench_cases.IDS_PER_BATCH, width, device="cuda")
+    ids = torch.randint(count, (cases.IDS_PER_BATCH,), device="cuda")
+    grad = torch.ones(cases.IDS_PER_BATCH, width, device="cuda")
     param.grad = torch.sparse_coo_tensor(ids[None], grad, param.shape, check_invariants=False)
     optimizer.step()
     torch.cuda.synchronize()
@@ -341,12 +341,12 @@ def main() -> int:
     if not can_snapshot_in_c():
         print("no replayed steps, so times outside of graphs are Python's: build them, python -m cadam.native.build")
     everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
-    cases: list[Callable[[], None]] = []
+    checks: list[Callable[[], None]] = []
     if everything or "--check" in sys.argv:
-        cases += [compare, unbiased]
+        checks += [compare, unbiased]
     if everything or "--times" in sys.argv:
-        torchs, own, network = "torch fused Adam", "float32", bench.resnet50(78)
-        cases += [
+        torchs, own, network = "torch fused Adam", "float32", cases.resnet50_shapes(78)
+        checks += [
             partial(dense, "537M", [(1 << 29,)], torchs, {"bfloat16": 1.65, "int8": 2.1}, "traffic"),
             partial(dense, "161 tensors, 38M", network, own, {"bfloat16": 1.0, "int8": 1.0}),
             partial(dense, "161 tensors, 38M, all in graphs", network, own, {"bfloat16": 1.0, "int8": 1.0}, "graph"),
@@ -357,8 +357,8 @@ def main() -> int:
             partial(rows, 50_000_000, 64, 1.3, distinct=True),
         ]
     if everything or "--sizes" in sys.argv:
-        cases.append(sizes)
-    for case in cases:
+        checks.append(sizes)
+    for case in checks:
         if time.monotonic() - START > LIMIT:
             print("stopped: no time for the other cases")
             break

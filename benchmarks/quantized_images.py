@@ -16,9 +16,10 @@ import torch
 
 from cadam.rules.moment_storage import STORAGES
 from cadam.statistics import comparison
+from cadam_paper.harness.cuda_runs import run_concurrently
 from cadam_paper.images import data, streams
 from cadam_paper.images.runs import LANES
-from cadam_paper.images.train import Run, Task, run_concurrently
+from cadam_paper.images.train import Run, Task
 
 REPEAT = 100
 """Offset of the seeds of the noise floor, so that they differ from the others."""

@@ -16,10 +16,10 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from quantized_cuda import _replay, in_graph, interleaved
 from torch import Tensor
 
-from cadam.cli import bench_cases
+from peers import cases
+from quantized_cuda import _replay, in_graph, interleaved
 
 ROWS, WIDTH = 50_000_000, 64
 STORAGES = ("float32", "bfloat16", "int8")
@@ -39,7 +39,7 @@ def main() -> None:
     floats = [torch.zeros(ROWS, WIDTH, device="cuda") for _ in range(3)]
     codes = torch.zeros(ROWS, 4 * WIDTH, dtype=torch.uint8, device="cuda")
     state = [*floats, codes, torch.zeros(ROWS, dtype=torch.int16, device="cuda")]
-    batches = [bench_cases.sample_ids("fields", ROWS, bench_cases.IDS_PER_BATCH, seed).cuda() for seed in range(4)]
+    batches = [cases.sample_ids("fields", ROWS, cases.IDS_PER_BATCH, seed).cuda() for seed in range(4)]
 
     def touch(storage: int, ids: Tensor, grads: Tensor, order: Tensor | None) -> None:
         pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (*state, grads, ids, order)]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench, bench_cases
 from cadam.optim.sparse_update import Bags, RowUpdate, complete, new_state
+from peers import cases, timing
 
 ROWS = 100_000
 CASES: dict[str, tuple[Any, torch.dtype, list[int], list[int]]] = {  # optimizer, dtype, widths of tables, dense sizes
@@ -41,9 +41,7 @@ def trained(case: str, replay: bool) -> tuple[list[Tensor], cadam.Optimizer, int
     optimizer = make(params, replay=replay)
     recorded = 0
     for turn in range(14):
-        ids = bench_cases.sample_ids(
-            "skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn
-        ).cuda()
+        ids = cases.sample_ids("skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn).cuda()
         for p in params:
             p.grad = torch.randn_like(p)
             if p.dim() == 2:
@@ -92,7 +90,7 @@ def updated(replay: bool, in_bags: bool) -> tuple[list[Tensor], int]:
     for step in range(1, 9):
         lengths = torch.randint(0, 5, (4 * batch,), device="cuda")
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        ids = bench_cases.sample_ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
+        ids = cases.sample_ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
         grads = torch.randn(batch, 4, 32, device="cuda")
         recorded = update._replay.ready
         if in_bags:
@@ -121,9 +119,9 @@ def same_updates() -> bool:
 def host_times() -> None:
     """Print the microseconds until step() returns, and until the device is done."""
     for kind, rows, width in (("fields", 1_000_000, 16), ("zipf", 1_000_000, 10)):
-        places = [bench_cases.sample_ids(kind, rows, bench_cases.IDS_PER_BATCH, seed).to("cuda") for seed in range(4)]
+        places = [cases.sample_ids(kind, rows, cases.IDS_PER_BATCH, seed).to("cuda") for seed in range(4)]
         contenders = {
-            way: bench_cases.sparse_contender(way, partial(cadam.CAdam, replay=way == "replayed"), places, rows, width)
+            way: cases.sparse_contender(way, partial(cadam.CAdam, replay=way == "replayed"), places, rows, width)
             for way in ("replayed", "planned")
         }
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in contenders}
@@ -154,13 +152,9 @@ def main() -> int:
         ("zipf", 5, 16),
         ("fields", 50, 16),
     ):
-        contenders = partial(
-            bench_cases.sparse_contenders, kind, rows * 1_000_000, width, bench_cases.IDS_PER_BATCH, "cuda", True
-        )
-        case = bench_cases.Case(
-            bench_cases.sparse_name(kind, rows * 1_000_000, width), "torch SparseAdam", contenders, rounds=15
-        )
-        bench.print_results(bench.measure(case, "cuda", None))
+        contenders = partial(cases.sparse_contenders, kind, rows * 1_000_000, width, cases.IDS_PER_BATCH, "cuda", True)
+        case = cases.Case(cases.sparse_name(kind, rows * 1_000_000, width), "torch SparseAdam", contenders, rounds=15)
+        timing.print_results(timing.measure(case, "cuda", None))
     print("all the same" if good else "FAILED: see above")
     return 0 if good else 1
 

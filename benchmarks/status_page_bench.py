@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from cadam import CAdam
-from cadam.cli.bench_cases import DeepFM
 from cadam.online import Events, Learner
 from cadam.online.monitoring.status_page import StatusPage
+from peers.cases import DeepFM
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 1.0
 PATHS = ("/metrics", "/status.json", "/", "/healthz")

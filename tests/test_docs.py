@@ -125,21 +125,36 @@ SPEEDS = {
     "1M x 16 with nine of ten ids one and the same": "rows 1M x 16, skewed ids",
     "a table of 50M x 16": "rows 50M x 16, fields ids",
 }
-"""The cases of `cadam bench` by their names on the page on speed."""
+"""The cases of `benchmarks.peers` by their names on the page on speed."""
+REPLAYED_SPEEDS = {
+    "one tensor of 537M": ("one tensor of 2**28 elements", "1 x 2**28"),
+    "161 tensors, 37M": ("161 tensors of ResNet-50", "161 (ResNet-50)"),
+    "2,000 tiny tensors": ("2,000 tiny tensors", "2000 x 16"),
+}
+"""Cases whose step is replayed, and their names in the two kinds of tables of results/cuda/replay.txt."""
 
 
 def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
-    text = "".join((ROOT / "results" / "cuda" / name).read_text() for name in ("dense.txt", "rows.txt"))
     outside: dict[str, list[float]] = {}
-    for case, table in re.findall(r"^(\S.*)\n +ms .*\n((?:  .*\n)+)", text, re.MULTILINE):
+    for case, table in re.findall(
+        r"^(\S.*)\n +ms .*\n((?:  .*\n)+)", cuda_results("dense.txt", "sparse.txt"), re.MULTILINE
+    ):
         (ratio,) = re.findall(r"cadam\.CAdam  .*\) +(\d+\.\d+)", table)
         outside.setdefault(case, []).append(float(ratio))
+    for case, (header, row) in REPLAYED_SPEEDS.items():
+        replay = cuda_results("replay.txt")
+        ratios = re.findall(
+            rf"^{re.escape(header)}.*?CAdam, replay .*?\) +(\d+\.\d+)$", replay, re.MULTILINE | re.DOTALL
+        )
+        ratios += re.findall(rf"^{re.escape(row)} +new  .* (\d+\.\d+)x fused$", replay, re.MULTILINE)
+        outside[case] = [float(ratio) for ratio in ratios]
     graphs: dict[str, dict[str, float]] = {}
     for found in json.loads((ROOT / "results" / "cuda" / "graphs.json").read_text())["results"]:
         graphs.setdefault(found["case"].removeprefix("in a graph: "), {})[found["name"]] = found["milliseconds"]
-    later = (ROOT / "results" / "cuda" / "graph_nodes.txt").read_text()
     timed = r"^([^\n]+): [\d,]+ elements.*?^(torch Adam fused): ([\d.]+) us.*?^(cadam\.CAdam): ([\d.]+) us"
-    for case, peer, torchs, ours, cadams in re.findall(timed, later, re.MULTILINE | re.DOTALL):
+    for case, peer, torchs, ours, cadams in re.findall(
+        timed, cuda_results("graph_nodes.txt"), re.MULTILINE | re.DOTALL
+    ):
         graphs[case] = {f"{peer}, in a graph": float(torchs), ours: float(cadams)}
     said = re.findall(r"^\| (.+) \| .* ?\| ?(.*) \| ?(.*) \|$", (ROOT / "docs" / "speed.md").read_text(), re.MULTILINE)
     columns = {name: (first, second) for name, first, second in said if name in SPEEDS}
@@ -150,6 +165,10 @@ def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
         peer = times.get("torch Adam fused, in a graph", times.get("torch SparseAdam", math.nan))
         in_graph = figure(peer / times["cadam.CAdam"]) if times else ""
         assert (columns[name][0].split(",")[0].strip(), columns[name][1].strip()) == (" to ".join(ends), in_graph), name
+
+
+def cuda_results(*names: str) -> str:
+    return "".join((ROOT / "results" / "cuda" / name).read_text() for name in names)
 
 
 def figure(ratio: float) -> str:

@@ -36,6 +36,12 @@ EXPERIMENTS = {
     "tab-ablation-criteo": "cadam_paper.ctr.study:TAB_ABLATION_CRITEO",
     "fig-rates-clicks": "cadam_paper.ctr.rates:FIG_RATES_CLICKS",
     "stream-criteo": "cadam_paper.ctr.study:STREAM_CRITEO",
+    "lm-mixed": "cadam_paper.language_models.study:MIXED",
+    "lm-shift": "cadam_paper.language_models.study:SHIFT",
+    "lm-noise": "cadam_paper.language_models.study:NOISE",
+    "lm-cosine": "cadam_paper.language_models.study:COSINE",
+    "lm-mixed-10m": "cadam_paper.language_models.study:MIXED_10M",
+    "lm-shift-10m": "cadam_paper.language_models.study:SHIFT_10M",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.demo:DEMO_STREAM",
     "ab-flights": "cadam_paper.real_streams:FLIGHTS",
@@ -51,7 +57,7 @@ EXPERIMENTS = {
     "rates-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M_RATES",
     "rates-retrosheet": "cadam_paper.real_streams:RETROSHEET_RATES",
 }
-"""Where each `Experiment` is defined, as "module:attribute", in the order of the paper."""
+"""The location of each `Experiment` as "module:attribute", in the order of the paper."""
 
 
 class UnknownExperimentError(ValueError):

@@ -1,4 +1,4 @@
-"""The table of the paper's claims in docs/evidence.md: the paper's numbers, our numbers, and verdicts."""
+"""The table of the paper's claims in docs/evidence.md: the paper's numbers, our numbers and a verdict for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .images import study as images
 from .published import difference_of, find_row, find_rows, format_interval, load, table_header, table_row
 
 CONFIRMED, PARTLY, REFUTED, UNDECIDED = "confirmed", "partly", "not confirmed", "undecided"
+"""Verdicts on claims."""
 PRIVATE = "cannot be tested here"
+"""Verdict on a claim about data that the authors did not publish."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _condition(row: Row) -> str:
 
 def _at_own_rates(condition: str) -> str:
     """Give the difference of Adam and CAdam on VGG-16 under a condition, each at its own best learning rate."""
-    return f"each at its own best rate {format_interval(evidence.image_pairs()[condition].own.difference)}"
+    return f"each at its own best rate {format_interval(evidence.image_pairs()[condition].at_own_rates.difference)}"
 
 
 def _pairs_of(rows: Sequence[Row], name: str) -> dict[str, Pair]:
@@ -89,7 +91,7 @@ def _pairs_of(rows: Sequence[Row], name: str) -> dict[str, Pair]:
 def _judge_with_own_rates(rows: Sequence[Row], name: str) -> str:
     """Judge a claim at the baseline's rate and, where learning-rate curves exist, at the optimizers' own best rates."""
     pairs = _pairs_of(rows, name)
-    ahead = sum(pair.own.kind == "better" for pair in pairs.values())
+    ahead = sum(pair.at_own_rates.kind == "better" for pair in pairs.values())
     if not pairs:
         return judge(rows)
     return f"{judge(rows)} at that rate; at its own best rate better in {ahead} of {len(pairs)}"
@@ -98,7 +100,7 @@ def _judge_with_own_rates(rows: Sequence[Row], name: str) -> str:
 def _list_own_rates(rows: Sequence[Row], name: str) -> str:
     """List the differences at the optimizers' own best rates, or return an empty text if there are no curves."""
     pairs = _pairs_of(rows, name)
-    listed = "; ".join(f"{label} {format_interval(pair.own.difference)}" for label, pair in pairs.items())
+    listed = "; ".join(f"{label} {format_interval(pair.at_own_rates.difference)}" for label, pair in pairs.items())
     return f"; each at its own best rate: {listed}" if listed else ""
 
 
@@ -133,6 +135,7 @@ def _numerical() -> Iterable[Claim]:
 
 
 COMMON_RATE = "both at the rate chosen for Adam by 10 epochs"
+"""Text that introduces differences at the learning rate that tuning runs of 10 epochs chose for Adam."""
 
 
 def _vgg() -> Iterable[Claim]:
@@ -187,7 +190,7 @@ def _vgg() -> Iterable[Claim]:
         f"{COMMON_RATE}: {format_interval(difference_of(speeds[2]))}; {_at_own_rates('continuous 2°')}",
         f"{judge([speeds[2]])} at that rate; ours is smaller",
     )
-    at_own_rates = evidence.image_pairs()["noise 40%"].own
+    at_own_rates = evidence.image_pairs()["noise 40%"].at_own_rates
     levels = [find_row("fig-image-noise", f"noise {level}%: mean test accuracy") for level in (10, 20, 30, 40)]
     yield Claim(
         "Label noise: ahead of Adam at every level",
@@ -250,6 +253,7 @@ def _larger_models() -> Iterable[Claim]:
 
 
 OTHER_CLICKS = "generated clicks instead of Criteo's: "
+"""Text that introduces numbers measured on generated clicks."""
 
 
 def _clicks() -> Iterable[Claim]:

@@ -1,4 +1,4 @@
-"""The experiment behind `cadam demo`: Adam and CAdam on a simulated click stream with distribution change and noise.
+"""The experiment behind `cadam demo`: Adam and CAdam on a simulated click stream with distribution shift and noise.
 
 Users are shown items, and a latent factor model determines the click probability. The latent factors of the items drift
 continuously and are replaced at regular intervals (sudden shift), and a share of the labels is flipped (label noise).
@@ -6,7 +6,7 @@ The model is a small DeepFM with prequential evaluation: it predicts each batch 
 optimizers see the same events and start from the same weights. Each uses the learning rate that was best for it on
 other seeds.
 
-This experiment is not in the paper. It stands in for the paper's online experiments, whose data are private.
+This experiment is not in the paper. It replaces the paper's online experiments, whose data are private.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ARMS = ("CAdam", "Adam")
 LR_GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 WINDOW = 10
+"""Number of batches over which a point of the curves is computed."""
 BATCHES, BATCH_SIZE, CHANGE_EVERY = 500, 128, 125
 SETTINGS = {
     "batches": BATCHES,
@@ -113,6 +114,7 @@ class SmallDeepFM(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of events whose embedding rows are `ids`, of shape (batch, 4)."""
         embedded = self.table(ids)
         pairs = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
         total: Tensor = pairs + self.linear(ids).sum((1, 2)) + self.deep(embedded.flatten(1)).squeeze(1)
@@ -163,6 +165,7 @@ def _spec(optimizer: str, lr: float, seed: int) -> RunSpec:
 
 
 def tuning_specs(plan: Plan) -> list[RunSpec]:
+    """Return the runs on tuning seeds: both optimizers at every learning rate of the grid."""
     seeds = tuning_seeds(2 if plan.scale == "quick" else 8)
     return [_spec(arm, lr, seed) for arm in ARMS for lr in LR_GRID for seed in seeds]
 
@@ -174,10 +177,10 @@ def choices(results: Results) -> dict[str, RateChoice]:
 
 
 def run_specs(plan: Plan, results: Results) -> Sequence[RunSpec]:
-    """List the runs that can be named so far.
+    """Return the run specs that are known from the results so far.
 
-    First come all learning rates on tuning seeds. Once these have results, the best rate of each optimizer runs on the
-    test seeds, and Adam also on repeat seeds to estimate the noise floor.
+    Tuning comes first: every learning rate on the tuning seeds. Once these runs have results, each optimizer runs on
+    the test seeds at its best rate, and Adam also on the repeat seeds, to estimate the noise floor.
     """
     tuning = tuning_specs(plan)
     if len(results) < len(tuning):

@@ -187,8 +187,8 @@ def _stream_findings() -> Iterable[Finding]:
 
 
 def _finding_of_pair(unit: str, study: str, condition: str, pair: Pair, treatment: str = "CAdam") -> Finding:
-    own = pair.own
-    return Finding(unit, study, condition, own.difference, own.kind, OWN, pair.margin, treatment)
+    own = pair.at_own_rates
+    return Finding(unit, study, condition, own.difference, own.kind, OWN, pair.paper_margin, treatment)
 
 
 def _finding_of_row(
@@ -266,7 +266,7 @@ def _describe_ratios(ratios: Sequence[float]) -> str:
 def other_optimizers() -> list[str]:
     """Summarize the effect of confidence on SGDM and AmsGrad on images."""
     pairs = [pair for pair in all_image_pairs().values() if pair.baseline.arm != "Adam"]
-    own, same = [pair.own for pair in pairs], [pair.at(pair.baseline.best()) for pair in pairs]
+    own, same = [pair.at_own_rates for pair in pairs], [pair.at(pair.baseline.best()) for pair in pairs]
     gains = [mean for mean in _means(own) if mean > 0]
     significant = sum(_is_ahead(comparison) and is_significant_among(comparison, len(own)) for comparison in own)
     higher = sum(pair.treatment.best() > pair.baseline.best() for pair in pairs)
@@ -284,14 +284,18 @@ def _gains_under_shift() -> str:
     """Give the range of clear gains on rotated images by model."""
     gains: dict[str, list[float]] = {}
     for (model, label), pair in adam_pairs().items():
-        if label.startswith(SHIFTS) and _is_ahead(pair.own):
-            gains.setdefault(model, []).append(pair.own.difference.mean)
+        if label.startswith(SHIFTS) and _is_ahead(pair.at_own_rates):
+            gains.setdefault(model, []).append(pair.at_own_rates.difference.mean)
     return " and ".join(f"{_range(means)} ({model})" for model, means in gains.items())
 
 
 def _significance_under_shift() -> str:
     """Count the gains on rotated images that remain significant after correction, unless all of them do."""
-    gains = [pair.own for (_, label), pair in adam_pairs().items() if label.startswith(SHIFTS) and _is_ahead(pair.own)]
+    gains = [
+        pair.at_own_rates
+        for (_, label), pair in adam_pairs().items()
+        if label.startswith(SHIFTS) and _is_ahead(pair.at_own_rates)
+    ]
     significant = sum(map(_is_significant_on_images, gains))
     if significant == len(gains):
         return ""
@@ -347,12 +351,12 @@ def gain_at_common_rates() -> list[str]:
     texts, excess = [], []
     for name, pair in _all_pairs().items():
         curves = (pair.treatment, pair.baseline)
-        if all(len(set(curve.chosen().values())) == 1 for curve in curves):
+        if all(len(set(curve.rate_by_seed().values())) == 1 for curve in curves):
             continue
         values = (curve.values[curve.best()] for curve in curves)
         common = compare(*values, names=(pair.treatment.arm, pair.baseline.arm), better="higher")
         texts.append(f"{name}: {format_interval(common.difference)}")
-        excess.append(pair.own.difference.mean - common.difference.mean)
+        excess.append(pair.at_own_rates.difference.mean - common.difference.mean)
     if not texts:
         return ["All seeds chose the same learning rates."]
     larger = [value for value in excess if value > 0]
@@ -372,7 +376,7 @@ def _clear_streams(streams: Sequence[Finding]) -> str:
 
 def _gains_without_shift() -> str:
     """Describe the gains on images that are not rotated."""
-    own = {key: pair.own for key, pair in adam_pairs().items() if not key[1].startswith(SHIFTS)}
+    own = {key: pair.at_own_rates for key, pair in adam_pairs().items() if not key[1].startswith(SHIFTS)}
     ahead = {key: comparison for key, comparison in own.items() if _is_ahead(comparison)}
     if not ahead:
         return "No clear difference was measured on images that are not rotated"
@@ -545,7 +549,7 @@ def _count_larger_gains(noisy: Sequence[Finding]) -> int:
 
 def _compare_above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
     """Compare each pair at about three times the baseline's best learning rate."""
-    return [pair.at(pair.baseline.above(pair.baseline.best())) for pair in pairs.values()]
+    return [pair.at(pair.baseline.nearest_to_triple(pair.baseline.best())) for pair in pairs.values()]
 
 
 def _compare_below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
@@ -588,7 +592,7 @@ def advise(comparisons: Sequence[Comparison]) -> str:
 
 def _image_row(situation: str, label: str) -> str:
     """Return the row of `switch_table` for images under one condition, with the result of each model."""
-    own = {model: pair.own for (model, condition), pair in adam_pairs().items() if condition == label}
+    own = {model: pair.at_own_rates for (model, condition), pair in adam_pairs().items() if condition == label}
     ahead = [model for model, comparison in own.items() if _is_ahead(comparison)]
     uncertain = [model for model in ahead if not _is_significant_on_images(own[model])]
     advice = "yes" if len(uncertain) < len(ahead) else "no need to"
@@ -642,9 +646,9 @@ def rate_table() -> list[str]:
                 name,
                 format_rate(best),
                 format_rate(pair.treatment.best()),
-                format_interval(pair.own.difference),
+                format_interval(pair.at_own_rates.difference),
                 format_interval(pair.at(best).difference),
-                format_interval(pair.at(base.above(best)).difference),
+                format_interval(pair.at(base.nearest_to_triple(best)).difference),
                 *(_format_tolerance(curve, near) for curve in (base, pair.treatment)),
             )
         )
@@ -681,14 +685,14 @@ def rates_of_paper_margins() -> list[str]:
         "study", "the paper's margin", "our margin equals it at rate", "best rate without", "accuracy gained there"
     )
     for name, pair in _all_pairs().items():
-        if pair.margin is None or not name.startswith("VGG-16"):
+        if pair.paper_margin is None or not name.startswith("VGG-16"):
             continue
-        rate, base = pair.explains, pair.baseline
+        rate, base = pair.rate_at_paper_margin, pair.baseline
         rate_text, gain = "none that was run", ""
         if rate is not None:
             rate_text = f"{rate:.1e}".replace("e-0", "e-")
-            gain = f"{base.at(base.best()).mean - base.between(rate):.1f}"
-        rows.append(table_row(name, f"{pair.margin:+.2f}", rate_text, format_rate(base.best()), gain))
+            gain = f"{base.at(base.best()).mean - base.interpolate(rate):.1f}"
+        rows.append(table_row(name, f"{pair.paper_margin:+.2f}", rate_text, format_rate(base.best()), gain))
     return rows
 
 

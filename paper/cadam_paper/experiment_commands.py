@@ -14,23 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from cadam.ab.report.page import Heading
 from cadam.ab.report.scoreboard import Scoreboard
 from cadam.ab.results import Result, Results
 from cadam.ab.runner import DamagedResultError
 from cadam.ab.text import format_duration
 from cadam.cli.arguments import positive_int
-from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
+from cadam.cli.exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE, interrupt_code
 from cadam.statistics.learning_rates import NoLearningRateError
 
 from . import catalog
 from .harness import command, console, report, runner
-from .harness.archive import NEEDS, Archive, DamagedArchiveError
+from .harness.archive import PYARROW_ADVICE, Archive, DamagedArchiveError
 from .harness.cache import Cache
 from .harness.experiment import Data, Experiment, Plan, Scale
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
-HEADING = Heading(
+HEADING = report.Heading(
     "CAdam: the paper's claims, measured",
     (
         "CAdam updates an element only if its momentum and its current gradient agree in sign. This page shows all "
@@ -60,17 +59,19 @@ def _cache(options: argparse.Namespace) -> Cache:
     """Open the cache of local results, backed by the published results if pyarrow is installed."""
     folder: Path = options.archive
     if find_spec("pyarrow") is None and any(folder.glob("*.parquet")):
-        print(f"the published results in {folder} are not used: {NEEDS}", file=sys.stderr)
+        print(f"the published results in {folder} are not used: {PYARROW_ADVICE}", file=sys.stderr)
         return Cache(options.cache)
     return Cache(options.cache, Archive(folder))
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam list`."""
     _add_shared_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam reproduce`."""
     _add_shared_arguments(parser)
     parser.add_argument("names", nargs="+", metavar="NAME", help="names of experiments (see `cadam list`), or all")
     _scale_arguments(parser, default="--quick")
@@ -94,6 +95,7 @@ def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam report`."""
     _add_shared_arguments(parser)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments to report (default: all requested ones)")
     _scale_arguments(parser, default="what was last run")
@@ -103,6 +105,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam archive`."""
     _add_shared_arguments(parser)
     parser.add_argument("names", nargs="+", metavar="NAME", help="names of experiments (see `cadam list`)")
     _scale_arguments(parser, default="what was last run")
@@ -110,6 +113,7 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam demo`."""
     _add_shared_arguments(parser)
     command.output_argument(parser)
     parser.add_argument("--force", action="store_true", help="compute results again that exist already")
@@ -129,7 +133,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "name": experiment.name,
                 "title": experiment.title,
                 "shows": experiment.shows,
-                "data": {scale: _describe_data(experiment.needed(scale)) for scale in SCALES},
+                "data": {scale: _describe_data(experiment.required_data(scale)) for scale in SCALES},
                 "cuda": list(experiment.cuda),
                 "state": console.describe_state(experiment, request, _count_published(request, cache)),
                 "seconds": dict(experiment.seconds),
@@ -186,7 +190,12 @@ def _load_results(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Re
         if experiment.unread is not None and (advice := experiment.unread(plan)):
             return runner.Request(experiment, plan, unknown=advice)
         return runner.read(cache, experiment, plan, console.report_damaged)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:  # for example, the user's data file is gone
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+    ) as error:  # for example, because the user deleted a data file
         return runner.Request(experiment, plan, unknown=str(error))
 
 
@@ -232,9 +241,9 @@ def reproduce(options: argparse.Namespace) -> int:
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             print(f"cadam reproduce: {error}", file=sys.stderr)
             return NO_DATA if user_data else USAGE
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             print("interrupted: the data read so far is kept; the same command continues from there", file=sys.stderr)
-            return INTERRUPTED
+            return interrupt_code(error)
     display = console.live if console.supports_live_display() else console.plain
     if options.quiet or options.json:
         display = console.silent
@@ -257,7 +266,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _from_archive(requests: Sequence[runner.Request], cache: Cache) -> list[str]:
-    """Describe how many results come from the archive rather than from a local run."""
+    """Return a line for each experiment that uses results of the archive, with their number."""
     lines = []
     for request in requests:
         if published := _count_published(request, cache):
@@ -283,12 +292,12 @@ def _missing_requirement(experiment: Experiment, scale: Scale) -> str | None:
 
 def _missing_data(experiment: Experiment, scale: Scale) -> str | None:
     """Return where to get the data of an experiment, or None if nothing is missing."""
-    data = experiment.needed(scale)
+    data = experiment.required_data(scale)
     return None if data is None else data.missing()
 
 
 def _lacks_device(experiment: Experiment, scale: Scale) -> bool:
-    """Whether the experiment needs a CUDA device that torch does not find."""
+    """Return whether the experiment needs a CUDA device although torch finds none."""
     import torch
 
     return scale in experiment.cuda and not torch.cuda.is_available()
@@ -300,7 +309,7 @@ def _missing_packages(experiment: Experiment) -> list[str]:
 
 
 def _is_complete(request: runner.Request, cache: Cache, force: bool) -> bool:
-    """Whether all results exist. Returns False if the user's data would have to be read to find out."""
+    """Return whether all results exist; False if only reading the user's data could show this."""
     experiment, plan = request.experiment, request.plan
     if force:
         return False
@@ -368,7 +377,7 @@ def write_report(options: argparse.Namespace) -> int:
 def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
     """Return the named experiments, or without names every experiment that was requested before.
 
-    An experiment that merely shares runs with a requested one is not included.
+    An experiment that was not requested is left out, even if results exist because it shares runs with another one.
     """
     requests = []
     for experiment in experiments:
@@ -402,7 +411,7 @@ def archive(options: argparse.Namespace) -> int:
         print(f"cadam archive: {error}", file=sys.stderr)
         return USAGE
     if find_spec("pyarrow") is None:
-        print(f"cadam archive: {NEEDS}", file=sys.stderr)
+        print(f"cadam archive: {PYARROW_ADVICE}", file=sys.stderr)
         return NO_PACKAGE
     if not command.can_write("archive", archive=options.archive):
         return USAGE
@@ -435,7 +444,7 @@ def archive(options: argparse.Namespace) -> int:
 
 
 def _is_new(published: Result | None, result: Result) -> bool:
-    """Whether a result is not in the archive, or differs from the archived one and supersedes it."""
+    """Return whether a result must be archived: the archive has no result of the run, or a different one."""
     if published is None:
         return True
     before, after = published.outcome, result.outcome

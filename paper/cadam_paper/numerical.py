@@ -150,12 +150,13 @@ def compute_shift(spec: RunSpec) -> Outcome:
 
 
 def shift_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    """Return the runs of figure 2."""
     settings = {"runs": SHIFT_RUNS, "steps": SHIFT_STEPS, "cycle": CYCLE}
     return _arm_specs("fig-shift", plan, SHIFT_LR, settings)
 
 
 def _arm_specs(experiment: str, plan: Plan, lr: float, settings: Mapping[str, Any]) -> list[RunSpec]:
-    """List every optimizer with every test seed, and Adam with further seeds to estimate the noise floor."""
+    """Return the runs of every optimizer on the test seeds, and of Adam on repeat seeds to estimate the noise floor."""
     return [
         RunSpec(experiment, "", "", arm, lr, "", seed, settings)
         for arm in ARMS
@@ -187,6 +188,7 @@ def _seconds(results: Results, *arms: str) -> float:
 
 
 def shift_summary(results: Results) -> Summary:
+    """Compare the regrets of each pair of optimizers, from the paper's starting point and from random ones."""
     rows, better = [], []
     first = results[0].spec.seed
     seconds = _seconds(results, "Adam", "CAdam")
@@ -211,12 +213,13 @@ def shift_summary(results: Results) -> Summary:
         + (f", not in {', '.join(worse)}. " if worse else ". ")
         + f"Over random starts and phases: {tally(list(random.values()), 'panels', 'lower', 'higher')}."
     )
-    if turned := [name for name in worse if random[name].kind == "better"]:
-        verdict += f" So {', '.join(turned)} is higher from that one start, and lower on average."
+    if better_on_average := [name for name in worse if random[name].kind == "better"]:
+        verdict += f" So {', '.join(better_on_average)} is higher from that one start, and lower on average."
     return Summary(verdict, rows)
 
 
 def shift_figures(results: Results) -> dict[str, Figure]:
+    """Draw the paths of Adam and CAdam, and the ratios of regrets for all pairs of optimizers."""
     first = results[0].spec.seed
     figure, axes = panels(2, 3, 10.5, 5.4, sharex=True, sharey=True)
     adam, cadam = (results.where(optimizer=arm, seed=first)[0].outcome for arm in ("Adam", "CAdam"))
@@ -283,9 +286,11 @@ MEASURES = {
     "end": "log10 of the final loss",
     "length": "log10 of the length of the path",
 }
+"""Descriptions of the metrics, by the prefix of their names."""
 FLOOR = 1e-12
 """Smaller losses are replaced by this value: below it, ratios of losses reflect rounding rather than learning."""
 Bounds = tuple[float, float, float, float]
+"""A rectangle as (left, right, bottom, top)."""
 
 
 @dataclass(frozen=True)
@@ -349,15 +354,15 @@ READINGS = {
     "component": "each component of the gradient scaled (appendix)",
     "whole": "the whole function scaled (main text)",
 }
-"""The two descriptions of the gradient noise in the paper, which contradict each other."""
+"""The readings of the noise: the main text and the appendix of the paper describe the gradient noise differently."""
 
 
 @lru_cache(maxsize=4)
 def noise(seed: int, runs: int, steps: int) -> Array:
     """Draw the factors that gradients are multiplied by: 1, or with probability 0.5 a uniform number from (-1, 1).
 
-    The axes are step, reading (as in `READINGS`), run, and component. Under the reading "whole" both components
-    get the factor of the first component.
+    The axes are step, reading of the noise (as in `READINGS`), run, and component. With the reading "whole", both
+    components get the factor of the first component.
     """
     rng = np.random.default_rng(seed)
     shape = (steps, runs, 2)
@@ -428,10 +433,12 @@ def _landscape_specs(experiment: str, plan: Plan, readings: Sequence[str]) -> li
 
 
 def noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    """Return the runs of figure 3, for both readings of the noise."""
     return _landscape_specs("fig-noise", plan, list(READINGS))
 
 
 def no_noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    """Return the runs on the same landscapes with exact gradients."""
     return _landscape_specs("fig-no-noise", plan, ["none"])
 
 
@@ -463,11 +470,12 @@ def landscape_summary(results: Results) -> Summary:
 
 
 def landscape_figures(results: Results) -> dict[str, Figure]:
+    """Draw the paths of Adam and CAdam, and the ratios of final losses for all pairs of optimizers."""
     readings = results[0].spec.settings["readings"]
     figures = {}
     for reading in readings:
-        how = "no noise" if reading == "none" else f"noise: {READINGS[reading]}"
-        figures[f"Paths from the marked starting point, {how}"] = _paths(results, reading)
+        noise_text = "no noise" if reading == "none" else f"noise: {READINGS[reading]}"
+        figures[f"Paths from the marked starting point, {noise_text}"] = _paths(results, reading)
     ratios = {
         name: {
             "" if reading == "none" else reading: {
@@ -570,12 +578,17 @@ def _difference(results: Results, pair: tuple[str, str], metric: str) -> Interva
 
 
 Ratios = Mapping[str, Mapping[str, Mapping[tuple[str, str], Interval]]]
+"""Intervals of log10 ratios by problem, variant of the noise, and pair of optimizers."""
 
 
 def forest(ratios: Ratios, columns: int) -> Figure:
     """Draw a forest plot of log10 ratios with their intervals.
 
     There is a panel for each problem, a line for each pair of optimizers, and a color for each variant of the noise.
+
+    Args:
+        ratios: The intervals to draw.
+        columns: Number of panels in a row.
     """
     rows = -(-len(ratios) // columns)
     figure, axes = panels(rows, columns, 11, 0.6 + 2.5 * rows, sharey=True)
@@ -631,12 +644,13 @@ NOISE_LRS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def _sweep_specs(experiment: str, plan: Plan, lrs: Sequence[float], settings: Mapping[str, Any]) -> list[RunSpec]:
-    """List every optimizer at every learning rate, with the test seeds and with an equal number of tuning seeds."""
+    """Return the runs of every optimizer at every learning rate, on the test seeds and on as many tuning seeds."""
     seeds = (*plan.test_seeds(), *tuning_seeds(plan.seeds))
     return [RunSpec(experiment, "", "", arm, lr, "", seed, settings) for arm in ARMS for lr in lrs for seed in seeds]
 
 
 def cycle_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    """Return the runs of the sweep over learning rates and cycle lengths."""
     return _sweep_specs("sweep-cycle", plan, SWEEP_LRS, {"runs": SWEEP_RUNS, "steps": SWEEP_STEPS, "cycles": CYCLES})
 
 
@@ -685,6 +699,7 @@ def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str,
 
 
 def cycle_summary(results: Results) -> Summary:
+    """Compare the regrets of each pair, with each optimizer at its own best learning rate."""
     lines = [(PAIRS[0], f"{loss}, {target}, cycle 40", metric_name(loss, target, 40)) for loss, target in SHIFTS]
     return _tuned_summary(
         results, [*lines, *((pair, f"{pair[0]}: all shifts and cycle lengths", "all") for pair in PAIRS)]
@@ -692,6 +707,7 @@ def cycle_summary(results: Results) -> Summary:
 
 
 def cycle_figures(results: Results) -> dict[str, Figure]:
+    """Draw the ratio of CAdam's regret to Adam's by learning rate and cycle length, and both at their best rates."""
     lrs = sorted({result.spec.lr for result in results})
     cycles = results[0].spec.settings["cycles"]
     heat, axes = panels(2, 3, 10.5, 5.8, sharex=True, sharey=True)
@@ -741,11 +757,13 @@ def _diverging() -> Any:
 
 
 def lr_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    """Return the runs of the sweep over learning rates on noisy landscapes."""
     settings = {"runs": SWEEP_RUNS, "steps": NOISE_STEPS, "readings": ["component"], "draw": False}
     return _sweep_specs("sweep-lr", plan, NOISE_LRS, settings)
 
 
 def lr_summary(results: Results) -> Summary:
+    """Compare the mean losses of each pair, with each optimizer at its own best learning rate."""
     return _tuned_summary(
         results,
         [
@@ -757,6 +775,7 @@ def lr_summary(results: Results) -> Summary:
 
 
 def lr_figures(results: Results) -> dict[str, Figure]:
+    """Draw the losses over learning rates, and the ratios of losses at the best rates."""
     lrs = sorted({result.spec.lr for result in results})
     figure, axes = panels(2, 4, 11, 5.4, sharex=True)
     for row, measure in zip(axes, ("loss", "end"), strict=True):

@@ -37,6 +37,7 @@ from .published import (
 )
 
 MARKED = re.compile(r"^( *)<!-- table: ([\w-]+) -->\n.*?^ *<!-- end -->\n", re.MULTILINE | re.DOTALL)
+"""A generated table with its marks; the groups are the indentation and the name of the table."""
 
 
 # Images --------------------------------------------------------------------------------------------------------
@@ -57,9 +58,9 @@ def strength_table(family: str) -> list[str]:
     for name, figure in evidence.FIGURE_OF.items():
         condition, results = study.CONDITIONS[name], load(f"{figure}{family}").results
         strengths = study.strengths(condition, "vgg" if family == "" else family[1:], "full")
-        compared = [study.compared(results, condition, strength) for strength in strengths]
+        compared = [study.compare_arms(results, condition, strength) for strength in strengths]
         listed = ", ".join(f"{strength:g}" for strength in strengths if strength)
-        rate = format_rate(study.choice(results, condition, "Adam").lr)
+        rate = format_rate(study.choose_rate(results, condition, "Adam").lr)
         lines.append(
             table_row(
                 f"{name} {listed}{condition.unit}; {rate}",
@@ -73,14 +74,15 @@ def strength_table(family: str) -> list[str]:
 def rate_table() -> list[str]:
     """Return the table of accuracy differences, CAdam minus Adam, at two choices of the learning rate.
 
-    One column has both optimizers at Adam's best rate, the other one has each optimizer at its own best rate."""
+    One column has both optimizers at Adam's best rate, the other one has each optimizer at its own best rate.
+    """
     lines = table_header("condition; Adam's rate", "both at it", "CAdam at its own", "noise floor")
     results = load("tab-image-rates").results
     for condition in study.CONDITIONS.values():
         best = study.own_rates(results, condition)
         adams = format_rate(best["Adam"])
-        both = study.compared_at(results, condition, dict.fromkeys(study.ARMS, best["Adam"]))
-        at_own_rates = study.compared_at(results, condition, best)
+        both = study.compare_at_rates(results, condition, dict.fromkeys(study.ARMS, best["Adam"]))
+        at_own_rates = study.compare_at_rates(results, condition, best)
         lines.append(
             table_row(
                 f"{condition.label(condition.reference)}; {adams}",
@@ -100,12 +102,12 @@ def ablation_table() -> list[str]:
     results = load("tab-ablation-images").results
     for condition in study.CONDITIONS.values():
         for pair in study.PAIRS:
-            comparison = study.compared(results, condition, condition.reference, pair)
+            comparison = study.compare_arms(results, condition, condition.reference, pair)
             without, confident = study.PAPER[condition.name, pair[1]]
             lines.append(
                 table_row(
                     condition.label(condition.reference) if pair == study.PAIRS[0] else "",
-                    f"{', '.join(pair)}; {format_rate(study.choice(results, condition, pair[1]).lr)}",
+                    f"{', '.join(pair)}; {format_rate(study.choose_rate(results, condition, pair[1]).lr)}",
                     f"{comparison.mean:.2f}",
                     f"{comparison.baseline_mean:.2f}",
                     format_interval(comparison.difference),
@@ -150,13 +152,15 @@ def _matches(spec: RunSpec, model: str, condition: str) -> bool:
 
 
 def click_table() -> list[str]:
-    """Return the table of test AUCs by optimizer and model, each at its best rate, on generated clicks without "
-    "drift."""
+    """Return the table of test AUCs on generated clicks without drift.
+
+    There is a row for each optimizer and a column for each model, and each pair uses its own best learning rate.
+    """
     models, table = click_study.MODELS, click_study.TABLE
     lines = table_header("optimizer", *models, "mean", "the paper's mean, on Criteo")
     for name, optimizers in (("tab-criteo", click_study.OPTIMIZERS), ("tab-ablation-criteo", click_study.SGDM)):
         results = load(name).results
-        rates = click_study.chosen(results, optimizers, table)
+        rates = click_study.choose_rates(results, optimizers, table)
         for optimizer in sorted(optimizers):
             aucs = [click_study.by_seed(results.tests(), optimizer, rates, table, (m,)).values() for m in models]
             means = [statistics.fmean(values) for values in aucs]
@@ -196,6 +200,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-costs": evidence.cost_table,
     "commands": commands_page.commands,
 }
+"""The functions that return the lines of each table, by the name in its mark."""
 PAGES = ("README.md", "docs/streams.md", "docs/images.md", "docs/ctr.md", "docs/evidence.md", "docs/cli.md")
 
 

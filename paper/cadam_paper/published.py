@@ -54,7 +54,7 @@ def _load_plan(name: str, plan: Plan) -> runner.Request:
 
 @cache
 def is_complete(name: str) -> bool:
-    """Whether the archive has every run of the plan that the experiment was archived with."""
+    """Return whether the archive has every run of the plan that the experiment was archived with."""
     return archive().plan(catalog.find(name)) is not None and load(name).complete
 
 

@@ -29,7 +29,7 @@ from .archive_names import LABEL_NOISE, feature_change
 from .harness.ab_experiments import comparison_experiment, rates_experiment
 from .harness.experiment import Data, Experiment
 
-NEEDS = "reading the real streams needs pyarrow: pip install pyarrow"
+PYARROW_ADVICE = "reading the real streams needs pyarrow: pip install pyarrow"
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,11 @@ class Replay(Source):
             yield Batch(self.events.take(slice(start, self.position)))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the stream."""
         return {"position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         self.position = int(state["position"])
 
 
@@ -84,6 +86,7 @@ class StreamDeepFM(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, **features: Tensor) -> Tensor:
+        """Return the logits of a batch from one tensor of shape (batch,) per feature."""
         ids = torch.stack([features[name] for name in self.fields], 1) + self.starts
         embedded = self.table(ids)
         numbers = [features[name].unsqueeze(1) for name in self.numbers]
@@ -123,11 +126,13 @@ FOREST_DATA = Data(
 
 @dataclass(frozen=True)
 class NamedData(Data):
-    """A data file whose path may be given by an environment variable."""
+    """A data file whose path can be set by an environment variable."""
 
     variable: str = ""
+    """The name of the environment variable."""
 
     def location(self) -> Path:
+        """Return the path in the environment variable, or the path below $CADAM_DATA if it is not set."""
         path = os.environ.get(self.variable)
         return Path(path) if path else super().location()
 
@@ -155,11 +160,12 @@ def _columns(data: Data) -> dict[str, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ModuleNotFoundError(NEEDS) from error
+        raise ModuleNotFoundError(PYARROW_ADVICE) from error
     if advice := data.missing():
         raise FileNotFoundError(advice)
     columns: dict[str, Any] = {}
-    for name, column in zip((table := pq.read_table(data.location())).column_names, table.columns, strict=True):
+    table = pq.read_table(data.location())
+    for name, column in zip(table.column_names, table.columns, strict=True):
         array = column.combine_chunks()
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             array = array.fill_null("").dictionary_encode().indices

@@ -1,6 +1,6 @@
 """Tables of docs/streams.md: the A/B comparisons and the learning-rate curves on real event streams.
 
-These streams stand in for the paper's online experiments (table 3), whose data are private.
+These streams replace the paper's online experiments (table 3), whose data are private.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STREAMS = {
     "forest": "forest cover",
     "retrosheet": "baseball",
 }
-"""Labels of the streams, by the name that their experiments end with."""
+"""The label of each stream, by its name. The names of its experiments are ab-NAME and rates-NAME."""
 
 MAIN = "GAUC by impressions"
 """The metric that decides the A/B."""
@@ -153,7 +153,7 @@ def _complete_experiments(kind: str) -> Iterable[tuple[str, str]]:
 
 
 def _rate_tolerance(experiment: str, arm: str) -> Mapping[str, float]:
-    """Return the best learning rate of an arm, and the lowest and highest rate within a point of it."""
+    """Return the best learning rate of an arm, and the range of rates whose GAUC is within a point of the best."""
     return find_row(experiment, f"{MAIN}: {arm} within").values
 
 

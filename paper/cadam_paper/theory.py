@@ -236,12 +236,12 @@ class Check:
 
     @property
     def violates_step_length(self) -> Array:
-        """Whether the step length lemma fails by more than rounding errors."""
+        """Whether a step is longer than the step length lemma allows, by more than rounding errors."""
         return np.asarray(self.bounded & (self.step_length > self.step_length_bound * (1 + 1e-12)))
 
     @property
     def violates_descent(self) -> Array:
-        """Whether the descent lemma fails by more than rounding errors."""
+        """Whether the function decreases less than the descent lemma requires, by more than rounding errors."""
         return np.asarray(self.bounded & (self.change > self.change_bound + self.rounding))
 
 
@@ -294,7 +294,9 @@ SHARES = (0.5, 0.35, 0.25)
 FLIPPED = 0.05
 """Probability that the noisy function returns a gradient with the opposite sign."""
 RECIPES = ("quadratic", "cosine", "exponential")
+"""Functions that also run with the parameters that the theorem prescribes."""
 TIMES = np.unique(np.geomspace(1, STEPS, 60).astype(int))
+"""Steps at which curves are stored."""
 ARMS = ("CAdam", "Adam")
 
 
@@ -340,6 +342,7 @@ def recipe(function: Function, share: float) -> tuple[float, float, tuple[float,
 
 
 def compute(spec: RunSpec) -> Outcome:
+    """Compute one run: the violations of each inequality, or for a "recipe" the number of steps until gamma."""
     function, runs = FUNCTIONS[spec.model], spec.settings["runs"]
     rng = np.random.default_rng(spec.seed)
     start = rng.uniform(*function.box, (runs, 2))
@@ -407,6 +410,7 @@ def _steps_needed(spec: RunSpec, function: Function, start: Array) -> Outcome:
 
 
 def theorem_summary(results: Results) -> Summary:
+    """Summarize the violations by function and condition, and the exponents of T as a power of gamma."""
     rows = [
         _row(results.where(model=name, condition=condition), name, condition)
         for condition in ("within", "practice")
@@ -432,6 +436,7 @@ def theorem_summary(results: Results) -> Summary:
 
 
 KINDS = ("step", "descent", "rate")
+"""The checked inequalities: both lemmas, and the convergence rate."""
 
 
 def _total(results: Results, metric: str) -> float:
@@ -491,6 +496,7 @@ def _recipe_row(results: Results, name: str) -> Row:
 
 
 def theorem_figures(results: Results) -> dict[str, Figure]:
+    """Draw the mean squared gradient and its bound for each function, and the steps needed by gamma."""
     figure, axes = panels(2, 5, 12.5, 5.6)
     for panel, (name, function) in zip(axes.flat, FUNCTIONS.items(), strict=False):
         _draw_rate(panel, results.where(model=name, condition="within"))

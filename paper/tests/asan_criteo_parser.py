@@ -1,7 +1,7 @@
-"""Reads texts of Criteo's format that lie in memory of exactly their size, under AddressSanitizer.
+"""Parse texts in Criteo's format under AddressSanitizer, from buffers of exactly their size.
 
-Needs no torch: started by test_ctr_data.py with the sanitizer preloaded. With the argument ``overread`` it lies about a
-size, which the sanitizer must notice.
+test_ctr_data.py starts this script with the sanitizer preloaded; it does not import torch. With the argument
+``overread`` it passes a size that is too large, which the sanitizer must report.
 """
 
 from __future__ import annotations

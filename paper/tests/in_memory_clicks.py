@@ -1,4 +1,4 @@
-"""A small data set of clicks held in memory, as `cadam_paper.ctr.data` asks for one."""
+"""A small data set of clicks in memory that implements the protocol `cadam_paper.ctr.data.Clicks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cadam_paper.ctr.fields import offsets
 
 @dataclass(frozen=True)
 class InMemoryFeed:
-    """Rows in a given order."""
+    """A feed of rows in memory."""
 
     ids: Tensor
     labels: Tensor
@@ -25,17 +25,17 @@ class InMemoryFeed:
         return len(self.labels)
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
-        places = index * self.batch_size + torch.arange(len(labels), device=ids.device)
-        ids.copy_(self.ids[places])
-        labels.copy_(self.labels[places])
+        positions = index * self.batch_size + torch.arange(len(labels), device=ids.device)
+        ids.copy_(self.ids[positions])
+        labels.copy_(self.labels[positions])
 
 
-def read(held: InMemoryFeed) -> Iterator[Batch]:
-    yield from map(Batch, held.ids.split(held.batch_size), held.labels.split(held.batch_size))
+def read(feed: InMemoryFeed) -> Iterator[Batch]:
+    yield from map(Batch, feed.ids.split(feed.batch_size), feed.labels.split(feed.batch_size))
 
 
 class InMemoryClicks:
-    """Ids drawn at random, the first ones most often; each id makes a click more or less likely."""
+    """Clicks whose ids are drawn at random. Small ids are more frequent, and each id changes the click probability."""
 
     def __init__(self, rows: int = 3000, vocabulary: tuple[int, ...] = (4, 30, 11, 2000), seed: int = 0) -> None:
         random = torch.Generator().manual_seed(seed)

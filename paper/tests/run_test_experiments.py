@@ -1,4 +1,4 @@
-"""The command `cadam` with the experiments of the tests, to be run as a process of its own."""
+"""The command `cadam` with the experiments of the tests, for tests that start it as a separate process."""
 
 import sys
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 
 def begins_with(after: pa.Table, before: pa.Table) -> bool:
-    """Return whether the first rows of a table are those of an earlier one; nan equals nan."""
+    """Return whether the first rows of a table are those of an earlier one; NaN equals NaN."""
     return after.num_rows >= before.num_rows and all(
         _same(after.column(name).slice(0, before.num_rows).combine_chunks(), before.column(name).combine_chunks())
         for name in before.schema.names

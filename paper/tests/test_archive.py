@@ -1,4 +1,4 @@
-"""The archive: rows are added at the end, found by spec and version, and never changed."""
+"""The archive: rows are added at the end, looked up by spec and version, and never changed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_without_pyarrow_the_error_names_the_package(archive: Archive) -> None:
 def test_archived_results_are_not_computed_again(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results of any version of torch count; `force` computes them again."""
+    """Results of any version of torch are used. With `force` they are computed again."""
     request = runner.Request(WALK, Plan("quick", 2))
     specs = WALK.run_specs(request.plan, request.results)
     archive.add(WALK, [result(spec) for spec in specs])
@@ -156,7 +156,7 @@ def test_archived_results_are_not_computed_again(
 
 
 def test_simultaneous_writers_lose_no_rows(tmp_path: Path) -> None:
-    """One process at a time reads the file, adds rows and replaces it."""
+    """A lock ensures that only one process at a time reads the file, adds rows and replaces it."""
     code = (
         "import sys; sys.path[:0] = {path!r}\n"
         "from test_archive import Archive, WALK, make_spec, result\n"

@@ -1,4 +1,4 @@
-"""The cache: a result is found by its spec, its file is complete or absent, and damage is detected."""
+"""The cache: results are looked up by spec, files are complete or absent, and damaged files are detected."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def other_version(path: Path) -> None:
     path.write_text(json.dumps(content))
 
 
-def not_a_cell(path: Path) -> None:
+def not_a_run(path: Path) -> None:
     path.write_text("[1, 2]")
 
 
@@ -156,7 +156,7 @@ def renamed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, empty, nested, folder, other_metric, other_curve, other_version, not_a_cell, a_bit, renamed]
+    "damage", [cut, empty, nested, folder, other_metric, other_curve, other_version, not_a_run, a_bit, renamed]
 )
 def test_a_damaged_file_is_an_error(cache: Cache, damage: Callable[[Path], None]) -> None:
     path = cache.save(WALK, result())

@@ -75,7 +75,7 @@ def test_a_failing_run_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LAB_TEST_FAIL", "Adam 0")
     code, out, err = cadam("reproduce", "walk")
     assert code == 1
-    assert "told to fail" in err
+    assert "failure of the test" in err
     assert "incomplete: 1 runs are missing, 1 of them failed" in " ".join(out.split())
     code, _, err = cadam("report")
     assert code == 1
@@ -86,16 +86,16 @@ def test_a_failing_run_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyPa
 
 
 def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Done and missing make the total, and the missing ones are what the next run computes."""
+    """Finished and missing runs add up to the total, and the next command computes exactly the missing ones."""
     monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
     monkeypatch.setattr(_interrupted, "left", 4, raising=False)
     code, out, err = cadam("reproduce", "walk")
     assert code == 130
     assert "continues from there" in err
-    found = re.search(r"walk: (\d+) of (\d+) runs", out), re.search(r"(\d+) runs are missing", out)
-    assert found[0]
-    assert found[1]
-    done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
+    counted, missing_runs = re.search(r"walk: (\d+) of (\d+) runs", out), re.search(r"(\d+) runs are missing", out)
+    assert counted
+    assert missing_runs
+    done, total, missing = int(counted[1]), int(counted[2]), int(missing_runs[1])
     assert (done, total) == (4, 6)
     assert done + missing == total
     one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
@@ -151,14 +151,14 @@ def test_missing_data_is_reported_with_its_name_source_and_size(cadam: Cadam, mo
     assert code == 3
     for text in ("Clicks", "11 GB", "https://example.org/clicks", "data/clicks/train.txt", "CADAM_DATA"):
         assert text in err
-    code, out, err = cadam("reproduce", "all")  # the rest of all is computed
+    code, out, err = cadam("reproduce", "all")  # the experiments whose data are available are computed
     assert (code, re.findall(r"^(\w+): \d+ of", out, re.MULTILINE)) == (0, ["tuned"])
     assert "walk: Clicks (11 GB) is not at" in err
     Path("data/clicks").mkdir(parents=True)
     Path("data/clicks/train.txt").touch()
     assert cadam("reproduce", "walk")[0] == 0
     Path("data/clicks/train.txt").unlink()
-    assert cadam("reproduce", "walk")[0] == 0  # every spec is stored: nothing has to be computed
+    assert cadam("reproduce", "walk")[0] == 0  # all results are stored, so nothing is computed
     assert cadam("reproduce", "walk", "--force")[0] == 3
 
 
@@ -181,11 +181,11 @@ def test_a_missing_cuda_device_is_reported_once_before_any_run(cadam: Cadam, mon
     monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 0)
     assert cadam("reproduce", "walk", "--full")[0] == 0
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cadam("reproduce", "walk", "--full")[0] == 0  # every spec is stored: nothing has to be computed
+    assert cadam("reproduce", "walk", "--full")[0] == 0  # all results are stored, so nothing is computed
 
 
-def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
-    studies = ("cadam_paper.images", "cadam_paper.ctr")
+def test_images_clicks_and_language_models_at_full_scale_need_a_cuda_device() -> None:
+    studies = ("cadam_paper.images", "cadam_paper.ctr", "cadam_paper.language_models")
     full = {name for name, location in catalog.EXPERIMENTS.items() if location.startswith(studies)}
     assert {name for name in catalog.EXPERIMENTS if catalog.find(name).cuda} == full
     assert all(catalog.find(name).cuda == ("full",) for name in full)
@@ -275,7 +275,7 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
 
 
 def test_a_report_omits_experiments_that_merely_share_runs(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both experiments have runs in common. `longer` needs more of them and was never requested."""
+    """Two experiments share runs. `longer` needs more runs and was never requested."""
     longer = dataclasses.replace(walks.WALK, name="longer", title="A longer walk", seeds={"quick": 5})
     monkeypatch.setattr(walks, "LONGER", longer, raising=False)
     monkeypatch.setitem(catalog.EXPERIMENTS, "longer", "walks:LONGER")
@@ -287,7 +287,7 @@ def test_a_report_omits_experiments_that_merely_share_runs(cadam: Cadam, monkeyp
 
 
 def test_a_report_includes_an_interrupted_experiment(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is included even if no run finished, but not at a scale that was never requested."""
+    """A requested experiment is included even if no run finished, but not at a scale that was never requested."""
     assert cadam("reproduce", "tuned", "--quiet")[0] == 0
     monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
     monkeypatch.setattr(_interrupted, "left", 0, raising=False)
@@ -308,7 +308,7 @@ def test_a_report_without_results_names_the_command_that_makes_them(cadam: Cadam
 
 
 def test_a_report_of_a_scale_has_the_rows_of_the_published_plan(cadam: Cadam) -> None:
-    """This holds even if the last local run had another scale. The published plan of `walk` limits the rows."""
+    """The published plan, which limits the rows, is used even if the last local run had another scale."""
     published = Path("published")
     published.mkdir()
     (published / "plans.json").write_text('{"walk": {"scale": "full", "seeds": 3, "data": "", "rows": 100}}')
@@ -351,16 +351,16 @@ def test_the_remaining_time_depends_on_the_remaining_work() -> None:
     request = runner.Request(tuned, tuned.plan("quick"))
     runner.look_up(request, lambda experiment, spec: None)
     progress = console.Progress([request])
-    found = {}
+    results = {}
     for spec in request.missing:
-        found[spec] = result = Result(spec, walks.compute(spec), Provenance(1.0, 1, "none", {}))
-        progress.update(runner.Event("found", tuned, spec, result))
+        results[spec] = result = Result(spec, walks.compute(spec), Provenance(1.0, 1, "none", {}))
+        progress.update(runner.Event("stored", tuned, spec, result))
     assert len(request.missing) == 12
     assert progress.seconds_left() == pytest.approx(18)
     diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
     assert runner.later_specs(request, diverged) == []
-    runner.look_up(request, lambda experiment, spec: found.get(spec))
-    assert progress.total(request) == 18  # the later runs are listed now and must not be counted twice
+    runner.look_up(request, lambda experiment, spec: results.get(spec))
+    assert progress.total(request) == 18  # the runs of the later phase are listed now, and must not be counted twice
     assert progress.seconds_left() == pytest.approx(18)
 
 
@@ -378,13 +378,18 @@ def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, w
 
 def test_a_reader_may_close_the_pipe() -> None:
     """The reader of `cadam list --json | head -1` closes the pipe while there is more output than it can buffer."""
-    code = "from cadam_paper.harness.command import print_lines\nprint_lines(['x' * 1000] * 1000)\nprint('and more')"
+    code = (
+        "import sys\nfrom cadam.cli.main import main\nfrom cadam_paper import commands, experiment_commands\n"
+        "from cadam_paper.harness.command import print_lines\n"
+        "experiment_commands.list_experiments = lambda options: print_lines(['x' * 1000] * 1000) or 0\n"
+        "sys.exit(main(['list'], extra=(commands.add_commands,)))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     assert process.stderr
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(60) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -406,7 +411,7 @@ def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -
         process.stdout.close()
         assert process.wait(60) == 141
         assert process.stderr.read() == b""
-    assert len(list((tmp_path / "specs" / "walk").glob("*.json"))) == 6 + 1  # and the plan
+    assert len(list((tmp_path / "specs" / "walk").glob("*.json"))) == 6 + 1  # six results and the plan
 
 
 def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,7 +460,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # Linux raises this when the other end is closed
+        except OSError:  # Linux raises it when the other end of the terminal is closed
             break
         if not part:
             break
@@ -480,7 +485,7 @@ def test_every_experiment_of_the_catalog_lists_its_runs(name: str) -> None:
     assert experiment.name == name
     for scale in ("quick", "full"):
         specs = experiment.run_specs(experiment.plan(scale), Results())
-        shared = {"images"}, {"ctr"}, {name.replace("rates-", "ab-")}
+        shared = {"images"}, {"ctr"}, {"language-models"}, {name.replace("rates-", "ab-")}
         assert {spec.experiment for spec in specs} in ({name}, *shared)
         assert len(set(specs)) == len(specs) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0

@@ -1,4 +1,4 @@
-"""Criteo's format read, split, counted, encoded and resumed: from generated files, whole and damaged."""
+"""Preprocessing of Criteo's format: parsing, split, vocabulary and encoding, with damaged files and interruptions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also skip the synchronization with the disk, which matters only after a loss of power."""
+    """Use small chunks, and skip the synchronization with the disk, which matters only after a loss of power."""
     monkeypatch.setattr(stages, "CHUNK", 200_000)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
@@ -63,7 +63,7 @@ def needs_c() -> None:
 
 @pytest.fixture(params=["C", "pyarrow"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text read by C, and without."""
+    """Parse texts with the C code, and then with pyarrow."""
     if request.param == "C":
         request.getfixturevalue("needs_c")
     else:
@@ -72,7 +72,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(scope="module")
 def short(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first lines of the source, among them a bad one."""
+    """A file with the first 400 lines of the source and one invalid line."""
     path = tmp_path_factory.mktemp("short") / "train.txt"
     path.write_bytes(b"".join([*source.read_bytes().splitlines(keepends=True)[:400], b"bad\n"]))
     return path
@@ -146,7 +146,7 @@ def test_the_cache_is_parquet_with_the_sources_hash(source: Path, tmp_path: Path
     assert "train.txt, all lines, 6,000 rows" in criteo.description
 
 
-def test_a_prefix_is_the_file_cut_there(source: Path, tmp_path: Path) -> None:
+def test_the_first_rows_equal_those_of_a_shorter_file(source: Path, tmp_path: Path) -> None:
     cut = tmp_path / "train.txt"
     cut.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[:2500]))
     prefix, whole = Criteo(source, 2500, cache=tmp_path / "a"), Criteo(cut, cache=tmp_path / "b")
@@ -156,7 +156,7 @@ def test_a_prefix_is_the_file_cut_there(source: Path, tmp_path: Path) -> None:
     assert sum(prefix.size(part) for part in ("train", "validation", "test")) == 2500
 
 
-def test_a_cache_is_made_once_and_outlives_its_source(
+def test_a_cache_is_created_once_and_can_be_used_without_its_source(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.txt"
@@ -195,7 +195,7 @@ def test_the_split_is_scikit_learns(rows: int, rate: float, first: int) -> None:
     np.testing.assert_array_equal(rows_of("train", fold_of), np.concatenate(expected[2:]))
 
 
-def test_batches_are_the_rows_of_their_part(source: Path, tmp_path: Path) -> None:
+def test_batches_contain_the_rows_of_their_part(source: Path, tmp_path: Path) -> None:
     criteo = Criteo(source, cache=tmp_path)
     table = next(criteo.stream(ROWS, device=CPU))
     for part in ("validation", "test"):
@@ -225,7 +225,7 @@ def test_noise_flips_an_exact_share_of_training_negatives(source: Path, tmp_path
     assert int((stream[1] - stream[0]).sum()) == round(0.02 * int((stream[0] == 0).sum()))
 
 
-# Bad lines -----------------------------------------------------------------------------------------------------
+# Invalid lines -----------------------------------------------------------------------------------------------------
 
 
 def replaced(place: int, by: bytes) -> bytes:
@@ -300,7 +300,7 @@ def test_a_truncated_last_line_is_reported(kept: int) -> None:
 
 
 def damaged(source: Path, path: Path) -> tuple[Path, list[int]]:
-    """Bad lines at these numbers, all over the file and at its end."""
+    """Write a copy of the source with invalid lines, and return its path and the numbers of these lines."""
     lines = source.read_bytes().splitlines()
     numbers = [1, 700, 701, 3333, 5000, 5999, 6000]
     for number, bad in zip(numbers, BAD.values(), strict=False):
@@ -310,7 +310,7 @@ def damaged(source: Path, path: Path) -> tuple[Path, list[int]]:
     return path, numbers
 
 
-def test_invalid_lines_are_counted_and_listed_and_an_error_in_strict_mode(source: Path, tmp_path: Path) -> None:
+def test_invalid_lines_are_counted_and_listed_or_raise_an_error_in_strict_mode(source: Path, tmp_path: Path) -> None:
     path, numbers = damaged(source, tmp_path / "train.txt")
     manifest = preprocess(path, tmp_path / "cache")
     assert (manifest.rows, manifest.bad) == (ROWS - len(numbers), len(numbers))
@@ -370,7 +370,7 @@ def test_a_file_without_valid_lines_is_an_error(tmp_path: Path) -> None:
         preprocess(path, tmp_path / "cache")
 
 
-# Going on after a stop -----------------------------------------------------------------------------------------
+# Resuming after an interruption ------------------------------------------------------------------------------
 
 
 class StopError(Exception):
@@ -381,12 +381,12 @@ class StopError(Exception):
 def test_an_interrupted_run_resumes_and_gives_the_same_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, float]
 ) -> None:
-    def tell(stage: str, share: float, rows: int) -> None:
+    def stop_at(stage: str, share: float, rows: int) -> None:
         if stage == stop[0] and share >= stop[1]:
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(source, tmp_path / "stopped", workers=1, report=tell)
+        preprocess(source, tmp_path / "stopped", workers=1, report=stop_at)
     begun = Manifest.load(tmp_path / "stopped")
     assert begun is not None
     assert begun.complete == (stop == ("encode", 1))
@@ -405,7 +405,7 @@ def test_an_interrupted_run_resumes_and_gives_the_same_files(
 
 
 class Steps:
-    """Ends a run before or after one of the steps by which files appear and vanish, counted from 0."""
+    """Raises StopError before or after one of the calls that create, rename or delete files, counted from 0."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: float) -> None:
         self.left = at
@@ -427,7 +427,7 @@ class Steps:
 
 
 def stopped_at(source: Path, folder: Path, at: int) -> bool:
-    """Let a run be ended at a step; was there such a one?"""
+    """Interrupt the preprocessing at a step, and return whether there are that many steps."""
     with pytest.MonkeyPatch.context() as patch:
         steps = Steps(patch, at)
         try:
@@ -438,13 +438,13 @@ def stopped_at(source: Path, folder: Path, at: int) -> bool:
 
 
 def check_stops(short: Path, folder: Path, every: int, first: int = 0) -> int:
-    """End runs at one step in so many, and see that the next one always ends with the same files."""
+    """Interrupt the preprocessing at every n-th step, and check that the next call always gives the same files."""
     preprocess(short, folder / "whole", workers=1)
     expected, at = files_of(folder / "whole"), first
     while stopped_at(short, folder / "stopped", at):
         preprocess(short, folder / "stopped", workers=1)
-        found = {name: content for name, content in files_of(folder / "stopped").items() if "bad/" not in name}
-        assert found == expected, at
+        files = {name: content for name, content in files_of(folder / "stopped").items() if "bad/" not in name}
+        assert files == expected, at
         shutil.rmtree(folder / "stopped")
         at += every
     return at
@@ -485,11 +485,11 @@ def test_preprocessing_resumes_after_ending_while_invalid_lines_are_collected(
 
 @pytest.mark.slow
 def test_preprocessing_resumes_after_being_killed(source: Path, tmp_path: Path) -> None:
-    """kill -9, again and again, until a run gets through."""
+    """The process is killed with SIGKILL twice before the last call completes."""
     program = (
         "import sys; from pathlib import Path; from cadam_paper.ctr import preprocess as p; p.CHUNK = 200_000\n"
-        "tell = lambda *at: print(*at, flush=True)\n"
-        f"p.preprocess(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), workers=1, report=tell)"
+        "show = lambda *progress: print(*progress, flush=True)\n"
+        f"p.preprocess(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), workers=1, report=show)"
     )
     for lines in (5, 1000):
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -504,25 +504,25 @@ def test_preprocessing_resumes_after_being_killed(source: Path, tmp_path: Path) 
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
-def test_a_source_that_changes_under_a_resumed_run_is_refused(source: Path, tmp_path: Path) -> None:
+def test_resuming_with_a_changed_source_is_an_error(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(source.read_bytes())
 
-    def tell(stage: str, share: float, rows: int) -> None:
+    def stop_at(stage: str, share: float, rows: int) -> None:
         if rows > 1500:
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(path, tmp_path / "cache", workers=1, report=tell)
+        preprocess(path, tmp_path / "cache", workers=1, report=stop_at)
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
-    in_its_place(path, content)
+    replace_content(path, content)
     with pytest.raises(stages.SourceChangedError, match="changed after line"):
         preprocess(path, tmp_path / "cache")
 
 
-def in_its_place(path: Path, content: bytes | bytearray) -> None:
-    """Another content of the same length, as old as the one before."""
+def replace_content(path: Path, content: bytes | bytearray) -> None:
+    """Replace the content of a file by another one of the same length, and keep the modification time."""
     status = path.stat()
     assert len(content) == status.st_size
     path.write_bytes(content)
@@ -536,14 +536,14 @@ def test_another_file_of_the_same_size_and_time_is_read_again(short: Path, tmp_p
     before = preprocess(path, tmp_path / "cache")
     content = bytearray(path.read_bytes())
     content[at] ^= 1
-    in_its_place(path, content)
+    replace_content(path, content)
     assert preprocess(path, tmp_path / "cache").sha256 != before.sha256
 
 
 def test_another_version_discards_an_unfinished_folder_and_reads_a_complete_one(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder half made by one version and half by another would be neither's."""
+    """A folder must not contain files that different versions of the code created."""
     assert stopped_at(short, tmp_path / "begun", 30)
     made_by = preprocess(short, tmp_path / "complete").made_by
     monkeypatch.setattr(stages, "made_by", lambda: "later")
@@ -588,15 +588,15 @@ def test_a_cache_that_is_rewritten_while_it_is_opened_is_refused(
 @pytest.mark.parametrize("name", ["ids.i32", "labels.u8"])
 @pytest.mark.parametrize("stop", [("encode", 0.4), ("encode", 1)])
 def test_missing_ids_are_encoded_again(source: Path, tmp_path: Path, name: str, stop: tuple[str, float]) -> None:
-    """Not filled up with zeros."""
+    """A missing file must not be replaced by zeros."""
     whole = preprocess(source, tmp_path / "whole")
 
-    def tell(stage: str, share: float, rows: int) -> None:
+    def stop_at(stage: str, share: float, rows: int) -> None:
         if stage == stop[0] and share >= stop[1]:
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(source, tmp_path / "stopped", workers=1, report=tell)
+        preprocess(source, tmp_path / "stopped", workers=1, report=stop_at)
     (tmp_path / "stopped" / name).unlink()
     assert preprocess(source, tmp_path / "stopped") == whole
     assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
@@ -644,10 +644,10 @@ def test_hexadecimal_digits() -> None:
             assert hexadecimal(np.frombuffer(bytes(text), np.uint64))[1] == valid, text
 
 
-def test_a_vocabulary_is_by_count_then_token() -> None:
+def test_a_vocabulary_is_ordered_by_count_then_token() -> None:
     tokens = np.array([7, 7, 7, 2, 2, 9, 9, 9, 1], np.uint32)
-    found, counts = vocabulary(tokens, 2)
-    assert found.tolist() == [7, 9, 2]
+    frequent, counts = vocabulary(tokens, 2)
+    assert frequent.tolist() == [7, 9, 2]
     assert counts.tolist() == [3, 3, 2]
 
 
@@ -727,7 +727,7 @@ def test_without_pyarrow_the_error_names_the_package(
 
 @pytest.mark.usefixtures("reader")
 def test_find_error_agrees_with_the_parsers() -> None:
-    """Lines with one character changed at random: good for both or bad for both."""
+    """Lines with one random change are valid for both or invalid for both."""
     random = np.random.default_rng(0)
     outcomes: Counter[bool] = Counter()
     for _ in range(150):
@@ -755,7 +755,7 @@ def test_the_c_parser_and_pyarrow_give_the_same_files(
 
 @pytest.mark.usefixtures("needs_c")
 def test_the_c_parser_and_pyarrow_accept_the_same_texts(source: Path) -> None:
-    """Lines that characters were put into, taken out of and changed in: as good as each of them alone."""
+    """Both accept a text with random insertions, deletions and changes exactly if each of its lines is valid."""
     random = np.random.default_rng(1)
     lines = source.read_bytes().splitlines(keepends=True)
     c = parsing.compiled()
@@ -766,8 +766,8 @@ def test_the_c_parser_and_pyarrow_accept_the_same_texts(source: Path) -> None:
         start = random.integers(len(lines) - 20)
         text = bytearray(b"".join(lines[start : start + random.integers(1, 20)]))
         for _ in range(random.integers(3)):
-            place, taken, put = random.integers(len(text) - 1), random.integers(2), random.integers(2)
-            text[place : place + taken] = random.choice(characters, put).tobytes()
+            start, removed, added = random.integers(len(text) - 1), random.integers(2), random.integers(2)
+            text[start : start + removed] = random.choice(characters, added).tobytes()
         good = not any(map(find_error, bytes(text).split(b"\n")[:-1]))
         by_c, by_pyarrow = parsing._parse_with_c(c, bytes(text)), parsing._parse_with_pyarrow(bytes(text))
         assert (by_c is not None) == (by_pyarrow is not None) == good, text

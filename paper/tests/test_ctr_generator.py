@@ -1,4 +1,4 @@
-"""Generated clicks: the same bits whatever the order, skew and click rate as set, a known best AUC, drift and noise."""
+"""Generated clicks: reproducible bits in any order, skew, click rate, best AUC, drift and label noise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_fields_are_those_of_the_published_split() -> None:
 
 
 def test_mix_is_splitmix64() -> None:
-    """The first outputs of the published generator from seed 1234567."""
+    """The expected values are the first outputs of the published generator with seed 1234567."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     golden = 0x9E3779B97F4A7C15
     states = [(1234567 + golden * step) % 2**64 for step in (1, 2, 3)]
@@ -90,7 +90,7 @@ def test_ids_belong_to_their_field_and_have_the_configured_skew() -> None:
 
 
 def test_fields_are_drawn_independently() -> None:
-    """No pair of the 39 fields tells anything of each other: chi squared of which of two halves an id is in."""
+    """A chi-squared test on the halves of the vocabularies finds no dependence between any two of the 39 fields."""
     ids = next(Generated().stream(100_000, device=CPU)).ids
     halves = (ids > ids.float().median(0).values).double()
     correlations = torch.corrcoef(halves.T).fill_diagonal_(0).abs()
@@ -105,7 +105,7 @@ def test_click_rate_and_best_auc_at_full_size() -> None:
 
 
 def test_the_teacher_is_calibrated() -> None:
-    """Among rows whose probability is about p, a share p is clicked."""
+    """Among rows whose probability is about p, the share of clicks is about p."""
     feed = Generated().feed("test", 100_000, device=CPU)
     ids, labels = torch.empty(100_000, 39, dtype=torch.int64), torch.empty(100_000)
     chances = feed.draw_(torch.tensor(0), ids, labels).double() / 2**32

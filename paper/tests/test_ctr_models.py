@@ -1,4 +1,4 @@
-"""The models of click-through rate: as large as published, and what they compute written out once more."""
+"""The CTR models have the published numbers of parameters and compute their formulas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_numbers_of_parameters_are_the_published_ones(name: str) -> None:
     with torch.device("meta"):
         model = models.build(name, VOCABULARY, 0, device="meta")
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
-    # No operation asks for a value, which tensors without data do not have: a CUDA graph can hold them all.
+    # Meta tensors have no values, so this shows that no operation reads a value. A CUDA graph requires that.
     model(torch.empty(10, 39, dtype=torch.int64, device="meta")).sum().backward()
     grad = model.get_parameter("table.weight").grad
     assert grad is not None
@@ -78,20 +78,20 @@ def test_dense_parameters_and_tables_are_separated(name: str) -> None:
     assert {*dense, *tables} == set(model.parameters())
 
 
-def through(model: nn.Module, x: Tensor) -> Tensor:
-    """The network by hand."""
+def apply_mlp(model: nn.Module, x: Tensor) -> Tensor:
+    """Apply the hidden layers of the MLP, written as matrix products."""
     for layer in (module for module in model.get_submodule("deep").children() if isinstance(module, nn.Linear)):
         x = (x @ layer.weight.T + layer.bias).clamp(min=0)
     return x
 
 
-def by_hand(name: str, model: nn.Module, ids: Tensor) -> Tensor:
+def reference_logits(name: str, model: nn.Module, ids: Tensor) -> Tensor:
     e = model.get_parameter("table.weight")[ids]
     pairs = [(e[:, i] * e[:, j]).sum(1) for i, j in combinations(range(len(SMALL)), 2)]
     flat = e.reshape(len(ids), -1)
     if name == "PNN":
         flat = torch.cat([flat, torch.stack(pairs, 1)], 1)
-    last = through(model, flat)
+    last = apply_mlp(model, flat)
     if name == "DCN":
         x = flat
         for cross in model.get_submodule("crosses").children():
@@ -112,7 +112,7 @@ def test_logits_are_those_of_the_formula(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for p in model.parameters():
         p.data = torch.randn(p.shape, dtype=p.dtype, generator=generator)
-    torch.testing.assert_close(model(some_ids()), by_hand(name, model, some_ids()))
+    torch.testing.assert_close(model(some_ids()), reference_logits(name, model, some_ids()))
 
 
 def test_dropout_is_for_training_only() -> None:

@@ -1,4 +1,4 @@
-"""The click experiments: their specs, what they say of made-up results, and small real ones from end to end."""
+"""The CTR experiments: their run specs, their summaries of simulated results, and small real runs from end to end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cadam_paper.harness import report, runner
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import OWN_DATA, Experiment, Plan, Scale
 
-NAMES = [name for name, place in catalog.EXPERIMENTS.items() if place.startswith("cadam_paper.ctr")]
+NAMES = [name for name, location in catalog.EXPERIMENTS.items() if location.startswith("cadam_paper.ctr")]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
 COST = Provenance(1.0, 1, "none", {})
 Gain = Callable[[RunSpec], float]
 
 
-def made_up(spec: RunSpec, gain: Gain) -> Outcome:
-    """AUC that depends on the learning rate, the model and the seed, and gains by confidence what is told."""
+def simulated_outcome(spec: RunSpec, gain: Gain) -> Outcome:
+    """Return an AUC that depends on the learning rate, the model and the seed. Confidence adds `gain`."""
     grid = (study.SGDM_GRIDS if "SGDM" in spec.optimizer else study.GRIDS)[
         "quick" if spec.settings["device"] == "cpu" else "full"
     ]
@@ -38,13 +38,13 @@ def made_up(spec: RunSpec, gain: Gain) -> Outcome:
     parts = ("stream",) if spec.settings["reading"] == "stream" else ("validation", "test")
     metrics = {f"{part}_auc": auc + (part == "test") for part in parts}
     if spec.lr == max(grid) and TUNING_SEEDS <= spec.seed < REPEAT_SEEDS and "test" in parts:
-        metrics["test_auc"] += 50  # nobody may choose by that
+        metrics["test_auc"] += 50  # learning rates must not be chosen by the test AUC
     return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
 
 
 def results_of(experiment: Experiment, plan: Plan, gain: Gain) -> Results:
     request = runner.Request(experiment, plan)
-    runner.look_up(request, lambda _, spec: Result(spec, made_up(spec, gain), COST))
+    runner.look_up(request, lambda _, spec: Result(spec, simulated_outcome(spec, gain), COST))
     assert request.complete
     return request.results
 
@@ -60,9 +60,9 @@ def test_every_experiment_summarizes_and_draws_its_results(name: str, scale: Sca
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, gains)
     summary = experiment.summary(request.results)
-    told = (": C", "stream", "each at its own best rate")
+    labels = (": C", "stream", "each at its own best rate")
     rows = [row for row in summary.rows if row.verdict_kind and "against C" not in row.label]
-    confident = [row for row in rows if any(words in row.label for words in told)]
+    confident = [row for row in rows if any(label in row.label for label in labels)]
     assert len(confident) >= 3
     assert all(row.verdict_kind == "better" for row in confident)
     assert "worse" not in summary.verdict
@@ -115,7 +115,7 @@ def test_rows_contain_the_numbers_of_the_paper() -> None:
 
 
 def test_noisy_data_is_evaluated_at_three_choices_of_learning_rates() -> None:
-    """Where the learning rate best on noisy data differs, all three readings have rates of their own."""
+    """If the best rate on noisy data differs from that on clean data, the three choices give three different rates."""
     experiment = catalog.find("tab-criteo-noise")
 
     def gain(spec: RunSpec) -> float:
@@ -126,12 +126,15 @@ def test_noisy_data_is_evaluated_at_three_choices_of_learning_rates() -> None:
     assert {r.spec.lr for r in noisy} == {5e-4, 1e-3, 5e-3}
     assert {r.spec.settings["noise"] for r in noisy} == {0.01}
     summary = experiment.summary(results)
-    found = {row.label: row.verdict_kind for row in summary.rows}
-    assert found["lr best on noisy data: DNN: CAdam against Adam"] == "better"
-    assert found["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
-    assert found["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
+    kinds = {row.label: row.verdict_kind for row in summary.rows}
+    assert kinds["lr best on noisy data: DNN: CAdam against Adam"] == "better"
+    assert kinds["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
+    assert kinds["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
     tried = results.tuning().where(condition=study.NOISY, optimizer="CAdam", model="DNN")
-    assert {r.spec.lr for r in tried} == {*study.GRIDS["full"], 2e-2}  # the best was the last of the grid
+    assert {r.spec.lr for r in tried} == {
+        *study.GRIDS["full"],
+        2e-2,
+    }  # the best rate was the last of the grid, which was extended
     assert not summary.warnings
 
 
@@ -139,7 +142,7 @@ def test_a_grid_is_extended_until_the_best_rate_is_inside() -> None:
     experiment = catalog.find("tab-ablation-criteo")
 
     def gain(spec: RunSpec, best: float) -> float:
-        """Let the best rate of CSGDM on a DNN be another."""
+        """Change the best rate of CSGDM on the DNN to `best`, and let one run at the rate 300 fail."""
         mine = (spec.optimizer, spec.model) == ("CSGDM", "DNN")
         fails = spec.lr == 300 and spec.seed == TUNING_SEEDS + 1
         return abs(math.log(spec.lr / 0.3)) - abs(math.log(spec.lr / best)) - 50 * fails if mine else 0.0
@@ -181,7 +184,7 @@ def test_only_the_complete_criteo_file_is_the_papers_setting() -> None:
     assert whole.startswith(
         "On a file of Criteo's format, train.txt, all lines, 45,840,617 rows, sha256 0: the paper's"
     )
-    assert "if the file is Criteo's original" in whole  # a generated one can be as long
+    assert "if the file is Criteo's original" in whole  # a generated file can have as many rows
     assert about("2,000", None).startswith("Not the paper's setting: a file of Criteo's format, train.txt")
     assert about("145,840,617", None).startswith("Not the paper's setting: a file of Criteo's format, train.txt")
 
@@ -239,7 +242,7 @@ def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells name the file by its content; a file that has changed since is refused."""
+    """Run specs identify the file by the hash of its content. A run with a changed file raises an error."""
     monkeypatch.setattr(runs, "load_criteo", runs.load_criteo.__wrapped__)
     path = tmp_path / "train.txt"
     criteo_writer.write(runs.generated(2500, 40, "none"), path)
@@ -256,7 +259,9 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     streamed = study.stream_specs(plan, Results())
     assert {c.condition for c in streamed} == {"stream, as it comes"}
     monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
-    assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == spec, "it is what read the file that counts"
+    assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == spec, (
+        "the version that preprocessed the file is part of the spec"
+    )
     criteo_writer.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
     assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != spec.data
     with pytest.raises(ValueError, match="but the data is"):
@@ -278,7 +283,7 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
 def test_list_and_report_do_not_read_the_users_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the preprocessed ids are gone, the command that restores them is printed; then the results are found again."""
+    """If the preprocessed ids were deleted, the command that restores them is printed. Then the results are shown."""
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     monkeypatch.delenv(OWN_DATA, raising=False)
     path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"

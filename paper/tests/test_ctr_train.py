@@ -1,4 +1,4 @@
-"""Training on clicks: equal to a loop written out with torch.optim, clipped, scored, and the same in a graph."""
+"""Training of the CTR models: it equals a loop with torch.optim, with clipping, and with and without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def task(optimizer: str = "CAdam", model: str = "DeepFM", **more: Any) -> Task:
 
 
 class LazyAdam:
-    """torch.optim.SparseAdam with its eps where Algorithm 1 has it, outside of the bias correction of v.
+    """torch.optim.SparseAdam with eps added after the bias correction of v, as in Algorithm 1 of the paper.
 
-    SparseAdam divides by sqrt(v) + eps and corrects afterwards: it is told an eps that makes up for it.
+    SparseAdam divides by sqrt(v) + eps and applies the bias correction afterwards, so its eps is scaled at each step.
     """
 
     def __init__(self, tables: list[nn.Parameter], lr: float, eps: float = 1e-8) -> None:
@@ -43,7 +43,10 @@ class LazyAdam:
 
 
 def torch_curve(model_name: str, lr: float, seed: int, max_norm: float) -> tuple[list[float], list[Tensor]]:
-    """Losses and final parameters with torch.optim's Adam and SparseAdam, clipped by the norm of dense gradients."""
+    """Train with torch.optim and return the losses and the final parameters.
+
+    Gradients are clipped by the norm of all gradients, after sparse ones were converted to dense ones.
+    """
     torch.manual_seed(seed)
     model = models.build(model_name, CLICKS.vocabulary, seed, width=4, hidden=16)
     dense, tables = models.parameters(model)
@@ -68,10 +71,10 @@ def torch_curve(model_name: str, lr: float, seed: int, max_norm: float) -> tuple
 @pytest.mark.parametrize("max_norm", [10.0, 0.02])
 @pytest.mark.parametrize("model", models.MODELS)
 def test_without_confidence_the_curve_is_that_of_torch(model: str, max_norm: float) -> None:
-    """Step for step, also where most steps are clipped."""
-    what = task("Adam", model, max_norm=max_norm)
-    record = train_epoch(what, CLICKS, CPU)
-    losses, _ = torch_curve(model, what.lr, what.seed, max_norm)
+    """The losses agree at every step, even if most steps are clipped."""
+    config = task("Adam", model, max_norm=max_norm)
+    record = train_epoch(config, CLICKS, CPU)
+    losses, _ = torch_curve(model, config.lr, config.seed, max_norm)
     np.testing.assert_allclose(record.loss, losses, rtol=2e-5)
     clipped = (record.norm > max_norm).mean()
     assert clipped == 0 if max_norm == 10 else clipped > 0.5
@@ -79,16 +82,16 @@ def test_without_confidence_the_curve_is_that_of_torch(model: str, max_norm: flo
 
 
 def test_tables_are_updated_row_by_row() -> None:
-    what = task("Adam")
-    _, expected = torch_curve("DeepFM", what.lr, what.seed, what.max_norm)
-    with train.numerics(what, CPU):
-        learner = train.Learner(what, CLICKS, CPU)
-        learner.train(CLICKS.feed("train", what.batch, seed=what.seed, device=CPU))
+    config = task("Adam")
+    _, expected = torch_curve("DeepFM", config.lr, config.seed, config.max_norm)
+    with train.numerics(config, CPU):
+        learner = train.Learner(config, CLICKS, CPU)
+        learner.train(CLICKS.feed("train", config.batch, seed=config.seed, device=CPU))
     for ours, theirs in zip(learner.model.parameters(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
     met = torch.zeros(sum(CLICKS.vocabulary), dtype=torch.bool)
     met[CLICKS.ids[CLICKS.parts["train"]].flatten()] = True
-    at_start = models.build("DeepFM", CLICKS.vocabulary, what.seed, width=4, hidden=16)
+    at_start = models.build("DeepFM", CLICKS.vocabulary, config.seed, width=4, hidden=16)
     weight = learner.model.get_parameter("table.weight")
     assert 0 < (~met).sum() < len(met)
     assert torch.equal((weight != at_start.get_parameter("table.weight")).any(1), met)
@@ -115,14 +118,14 @@ def test_a_run_does_not_change_the_global_random_state() -> None:
 
 
 def test_scores_cover_all_rows_without_noise() -> None:
-    """Noise is for training only, and the last batch counts though it is shorter."""
-    what = task(noise=0.1, batch=70)
-    record = train_epoch(what, CLICKS, CPU)
+    """The evaluated parts have no label noise, and the shorter last batch is included."""
+    config = task(noise=0.1, batch=70)
+    record = train_epoch(config, CLICKS, CPU)
     assert len(record.loss) == -(-2400 // 70)
     assert not same(record, train_epoch(task(batch=70), CLICKS, CPU))
-    with train.numerics(what, CPU):
-        learner = train.Learner(what, CLICKS, CPU)
-        learner.train(CLICKS.feed("train", 70, seed=what.seed, device=CPU, noise=0.1))
+    with train.numerics(config, CPU):
+        learner = train.Learner(config, CLICKS, CPU)
+        learner.train(CLICKS.feed("train", 70, seed=config.seed, device=CPU, noise=0.1))
     learner.model.eval()
     for part in ("validation", "test"):
         held = CLICKS.feed(part, 1000, device=CPU)
@@ -141,11 +144,11 @@ def test_clicks_are_learned(optimizer: str) -> None:
 
 
 def test_the_stream_is_predicted_before_it_is_learned() -> None:
-    what = task("CAdam", lr=0.02)
-    record = train_stream(what, CLICKS, CPU, windows=6)
-    learner, logits = train.Learner(what, CLICKS, CPU), []
-    torch.manual_seed(what.seed)
-    for batch in CLICKS.stream(what.batch, device=CPU):
+    config = task("CAdam", lr=0.02)
+    record = train_stream(config, CLICKS, CPU, windows=6)
+    learner, logits = train.Learner(config, CLICKS, CPU), []
+    torch.manual_seed(config.seed)
+    for batch in CLICKS.stream(config.batch, device=CPU):
         logits.append(learner.predict(batch.ids))
         learner.learn(batch.ids, batch.labels)
     expected = torch.cat(logits)
@@ -172,14 +175,14 @@ def test_a_run_that_diverges_has_no_scores() -> None:
 
 
 def test_filling_a_batch_does_not_synchronize_with_the_device() -> None:
-    """Which tensors without data do not have: a CUDA graph can hold it."""
+    """Meta tensors have no values, so `fill` does not read any. A CUDA graph requires that."""
     feed = Generated(rows=5000, vocabulary=[50] * 39, drift="hours").feed("train", 100, device=CPU, noise=0.01)
     assert feed.order is not None
     assert feed.limit is not None
     meta = torch.device("meta")
-    there = dataclasses.replace(feed, teacher=feed.teacher.to(meta), order=feed.order.to(meta))
+    meta_feed = dataclasses.replace(feed, teacher=feed.teacher.to(meta), order=feed.order.to(meta))
     ids, labels = torch.empty(100, 39, dtype=torch.int64, device=meta), torch.empty(100, device=meta)
-    there.fill(torch.empty((), dtype=torch.int64, device=meta), ids, labels)
+    meta_feed.fill(torch.empty((), dtype=torch.int64, device=meta), ids, labels)
 
 
 @pytest.mark.cuda
@@ -188,7 +191,7 @@ def test_filling_a_batch_does_not_synchronize_with_the_device() -> None:
 @pytest.mark.parametrize("optimizer", ["CAdam", "AmsGrad"])
 def test_a_graph_gives_the_curve_of_eager_execution(model: str, optimizer: str) -> None:
     device = torch.device("cuda")
-    what = task(optimizer, model, max_norm=0.05)
-    plain, graph = (train_epoch(what, CLICKS, device, graph=graph) for graph in (False, True))
+    config = task(optimizer, model, max_norm=0.05)
+    plain, graph = (train_epoch(config, CLICKS, device, graph=graph) for graph in (False, True))
     np.testing.assert_array_equal(graph.loss, plain.loss)
     assert graph.scores == plain.scores

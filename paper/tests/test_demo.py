@@ -1,4 +1,4 @@
-"""The click stream of the demo: the same to the bit for a seed, and as drifting and noisy as it says."""
+"""The click stream of the demo: reproducible bits, drift and label noise."""
 
 from __future__ import annotations
 

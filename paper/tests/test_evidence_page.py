@@ -1,4 +1,4 @@
-"""The page of evidence: what it says follows from the results, and what is drawn is what the archive has."""
+"""The page docs/evidence.md: its sentences, tables and figures follow from the archived results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_switching_is_advised_on_images_only_if_a_gain_is_significant_among_all_
     every = evidence.adam_pairs()
     for label in evidence.image_pairs():
         (found,) = [specs for specs in rows if specs[3].startswith(f"{label}, each at its own best rate")]
-        own = [pair.own for (_, of), pair in every.items() if of == label]
+        own = [pair.at_own_rates for (_, of), pair in every.items() if of == label]
         clear = [each.kind == "better" and evidence.is_significant_among(each, len(every)) for each in own]
         assert (found[1] == "yes") == any(clear), label
         assert (found[1] == "no need to") == (not any(clear)), label
@@ -101,12 +101,14 @@ def test_switching_is_advised_on_images_only_if_a_gain_is_significant_among_all_
 
 def test_the_first_paragraph_gives_the_gains_under_sudden_and_continuous_shift() -> None:
     for model, name in evidence.MODELS.items():
-        gains = [evidence.image_pairs(name)[label].own.difference.mean for label in ("sudden 80°", "continuous 2°")]
+        gains = [
+            evidence.image_pairs(name)[label].at_own_rates.difference.mean for label in ("sudden 80°", "continuous 2°")
+        ]
         assert f"{min(gains):.1f} to {max(gains):.1f} ({model})" in evidence.answer()[0]
 
 
 def test_the_gains_of_sgdm_and_amsgrad_are_those_of_the_findings() -> None:
-    """Against the findings, which have the same intervals by another way."""
+    """The findings contain the same intervals, but are computed in another way."""
     found = [
         each.difference
         for each in evidence.findings()

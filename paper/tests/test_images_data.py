@@ -1,4 +1,4 @@
-"""Images from the official files of CIFAR-10, whole or damaged, and digits."""
+"""Reading CIFAR-10 from its official files, which may be damaged, and the digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROWS = 20
 
 
 class Python2(pickle._Pickler):
-    """Writes texts and bytes as Python 2 did, with which the official files were made."""
+    """A pickler that writes strings and bytes like Python 2, which created the official files."""
 
-    # What the stub of typeshed says of them is wrong or missing.
+    # The type stubs of these attributes are wrong or missing.
     dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
     write: Callable[[bytes], None]
     memoize: Callable[[object], None]
@@ -58,18 +58,18 @@ def as_python(pixels: np.ndarray, labels: np.ndarray) -> bytes:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bytes]]:
-    """The files of both forms, small ones, with md5 to match."""
-    made = {}
-    versions = []
-    for version, write in zip(data.VERSIONS, (as_binary, as_python), strict=True):
-        contents = {f"{name}{version.suffix}": write(*batch) for name, batch in batches().items()}
-        made[version.folder] = contents
-        versions.append(replace(version, batches={n: hashlib.md5(c).hexdigest() for n, c in contents.items()}))
-    monkeypatch.setattr(data, "VERSIONS", tuple(versions))
-    return made
+    """Small files in both formats, whose MD5 hashes replace the official ones."""
+    contents_by_folder = {}
+    formats = []
+    for format_, write in zip(data.FORMATS, (as_binary, as_python), strict=True):
+        contents = {f"{name}{format_.suffix}": write(*batch) for name, batch in batches().items()}
+        contents_by_folder[format_.folder] = contents
+        formats.append(replace(format_, batches={n: hashlib.md5(c).hexdigest() for n, c in contents.items()}))
+    monkeypatch.setattr(data, "FORMATS", tuple(formats))
+    return contents_by_folder
 
 
-FOLDERS = [version.folder for version in data.VERSIONS]
+FOLDERS = [format_.folder for format_ in data.FORMATS]
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> Path:
@@ -93,11 +93,11 @@ def pack(path: Path, folder: str, contents: dict[str, bytes]) -> Path:
 def test_all_formats_give_the_same_images(
     files: dict[str, dict[str, bytes]], tmp_path: Path, form: int, packed: bool
 ) -> None:
-    version = data.VERSIONS[form]
+    format_ = data.FORMATS[form]
     if packed:
-        pack(tmp_path / version.archive, version.folder, files[version.folder])
+        pack(tmp_path / format_.archive, format_.folder, files[format_.folder])
     else:
-        write(tmp_path / version.folder, files[version.folder])
+        write(tmp_path / format_.folder, files[format_.folder])
     images = data.read_cifar10(tmp_path)
     expected = batches()
     train = np.concatenate([expected[name][0] for name in data.BATCHES[:-1]]).reshape(-1, 3, 32, 32)
@@ -122,7 +122,7 @@ def test_the_error_names_a_damaged_file(files: dict[str, dict[str, bytes]], tmp_
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_file_that_is_not_there_is_named(files: dict[str, dict[str, bytes]], tmp_path: Path, folder: str) -> None:
+def test_the_error_names_a_missing_file(files: dict[str, dict[str, bytes]], tmp_path: Path, folder: str) -> None:
     contents = dict(files[folder])
     name = next(name for name in contents if name.startswith("test"))
     del contents[name]
@@ -132,10 +132,10 @@ def test_a_file_that_is_not_there_is_named(files: dict[str, dict[str, bytes]], t
 
 
 def test_a_truncated_archive_is_reported(files: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    version = data.VERSIONS[0]
-    archive = pack(tmp_path / version.archive, version.folder, files[version.folder])
+    format_ = data.FORMATS[0]
+    archive = pack(tmp_path / format_.archive, format_.folder, files[format_.folder])
     archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(data.DamagedImagesError, match=version.archive):
+    with pytest.raises(data.DamagedImagesError, match=format_.archive):
         data.read_cifar10(archive)
 
 
@@ -168,24 +168,24 @@ def test_an_option_is_not_accepted_as_a_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_download_is_checked_before_it_takes_its_name(
+def test_a_download_is_checked_before_it_gets_its_final_name(
     files: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = data.VERSIONS[0]
+    format_ = data.FORMATS[0]
     site = tmp_path / "site"
     site.mkdir()
-    archive = pack(site / version.archive, version.folder, files[version.folder])
+    archive = pack(site / format_.archive, format_.folder, files[format_.folder])
     reported: list[str] = []
-    with pytest.raises(data.DamagedImagesError, match=version.md5):
+    with pytest.raises(data.DamagedImagesError, match=format_.md5):
         data.download_cifar10(tmp_path / "here", site.as_uri(), reported.append)
     assert list((tmp_path / "here").iterdir()) == []
-    right = replace(version, md5=hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(data, "VERSIONS", (right, *data.VERSIONS[1:]))
+    right = replace(format_, md5=hashlib.md5(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(data, "FORMATS", (right, *data.FORMATS[1:]))
     data.download_cifar10(tmp_path / "here", site.as_uri(), reported.append)
     monkeypatch.setenv("CADAM_DATA", str(tmp_path / "here"))
     assert data.CIFAR10.missing() is None
     assert len(data.read_cifar10(data.CIFAR10.location()).train) == 5 * ROWS
-    assert any(version.archive in line for line in reported)
+    assert any(format_.archive in line for line in reported)
 
 
 @pytest.mark.skipif(data.CIFAR10.missing() is not None, reason="CIFAR-10 is not in $CADAM_DATA")

@@ -9,7 +9,7 @@ from cadam_paper.images import models
 
 PUBLISHED = {"VGG-16": 14_728_266, "ResNet-18": 11_173_962, "DenseNet-121": 6_956_298}
 LEFT_OUT = {"VGG-16": 64 * 2 + 128 * 2 + 256 * 3 + 512 * 6}
-"""The biases that the published form has in convolutions before a batch norm, where they do nothing."""
+"""Numbers of convolution biases in the published models, which have no effect before batch normalization."""
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())

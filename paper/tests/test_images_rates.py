@@ -15,8 +15,8 @@ from cadam_paper.images import rates
 EXPERIMENT = catalog.find("fig-rates")
 
 
-def results(best: dict[str, float], seeds: int = 3, found: Results | None = None) -> Results:
-    """Accuracy that falls off on either side of an arm's best rate, of the specs that are named after those found."""
+def results(best: dict[str, float], seeds: int = 3, earlier: Results | None = None) -> Results:
+    """Simulate the runs that follow from `earlier` results. The accuracy of an arm peaks at its best rate."""
     plan = EXPERIMENT.plan("full", seeds)
 
     def accuracy(spec: RunSpec) -> float:
@@ -26,7 +26,7 @@ def results(best: dict[str, float], seeds: int = 3, found: Results | None = None
     return Results(
         [
             Result(spec, Outcome({"accuracy": accuracy(spec)}), Provenance(1.0, 1, "none", {}))
-            for spec in EXPERIMENT.run_specs(plan, found or Results())
+            for spec in EXPERIMENT.run_specs(plan, earlier or Results())
         ]
     )
 
@@ -38,19 +38,19 @@ def test_both_optimizers_run_at_every_rate_condition_and_seed() -> None:
 
 
 def test_each_arm_is_judged_at_its_own_best_rate() -> None:
-    found = results({"Adam": 3e-4, "CAdam": 1e-3})
-    rows = {row.label: row for row in EXPERIMENT.summary(found).rows}
+    simulated = results({"Adam": 3e-4, "CAdam": 1e-3})
+    rows = {row.label: row for row in EXPERIMENT.summary(simulated).rows}
     own = rows["sudden 80°: each at its own best rate"]
     assert own.values["difference"] == pytest.approx(0.55)
     assert rows["sudden 80°: both at Adam's best rate, 0.0003"].values["difference"] < -4
     assert rows["sudden 80°: both at 3 times that, 0.001"].values["difference"] > 5
     assert rows["sudden 80°: CAdam within 1 of its best"].values["best"] == 1e-3
-    assert not EXPERIMENT.summary(found).warnings
-    assert len(EXPERIMENT.figures(found)) == 1
+    assert not EXPERIMENT.summary(simulated).warnings
+    assert len(EXPERIMENT.figures(simulated)) == 1
 
 
 def test_without_results_no_extension_of_the_grid_is_expected() -> None:
-    """The time left would be that of a grid of all rates."""
+    """Otherwise the estimated time would be that of a grid with all possible rates."""
     request = runner.Request(EXPERIMENT, EXPERIMENT.plan("full"))
     runner.look_up(request, lambda _, spec: None)
     assert runner.later_specs(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
@@ -58,22 +58,22 @@ def test_without_results_no_extension_of_the_grid_is_expected() -> None:
 
 def test_the_grid_is_extended_until_the_best_rate_is_inside() -> None:
     best = {"Adam": 1e-5, "CAdam": 1e-3}
-    found = results(best)
+    current = results(best)
     for rate in (1e-5, 3e-6):
-        before, found = found, results(best, found=found)
-        assert len(found) == len(before) + 2 * len(rates.CONDITIONS) * 3, "both arms, so that both have every rate"
-        assert {result.spec.lr for result in found} - {result.spec.lr for result in before} == {rate}
-    assert len(results(best, found=found)) == len(found)
-    assert not EXPERIMENT.summary(found).warnings
+        before, current = current, results(best, earlier=current)
+        assert len(current) == len(before) + 2 * len(rates.CONDITIONS) * 3, "both arms, so that both have every rate"
+        assert {result.spec.lr for result in current} - {result.spec.lr for result in before} == {rate}
+    assert len(results(best, earlier=current)) == len(current)
+    assert not EXPERIMENT.summary(current).warnings
 
 
 def test_every_pair_and_model_has_runs_that_no_other_has() -> None:
-    named = [
+    specs = [
         spec
         for name in ("fig-rates", "fig-rates-amsgrad", "fig-rates-sgdm", "fig-rates-resnet")
         for spec in catalog.find(name).run_specs(catalog.find(name).plan("full"), Results())
     ]
-    assert len(named) == len(set(named)) == 200 + 120 + 120 + 72
+    assert len(specs) == len(set(specs)) == 200 + 120 + 120 + 72
 
 
 def test_a_best_rate_at_an_end_of_the_grid_gives_a_warning() -> None:

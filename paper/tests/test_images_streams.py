@@ -1,4 +1,4 @@
-"""What runs meet: the same for every optimizer, and as the conditions say."""
+"""Schedules of the image experiments: order of the samples, rotation and label noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_seed_determines_the_schedule(stream: Stream) -> None:
 
 
 def test_test_tuning_and_repeat_seeds_have_different_orders_and_noise() -> None:
-    """Else learning rates would be chosen by the runs that they are tested in, and A/A compare a run with itself."""
+    """Otherwise runs that choose a learning rate would also evaluate it, and an A/A test would compare equal runs."""
     starts = [Plan("full", 1).test_seeds()[0], tuning_seeds(1)[0], Plan("full", 1).repeat_seeds()[0]]
     assert starts == [0, 10_000, 20_000]
     for one, other in combinations([schedule(noisy(40) + augmented(), seed) for seed in starts], 2):
@@ -70,9 +70,9 @@ def test_changes_do_not_influence_each_other() -> None:
 
 
 def test_augmented_moves_and_mirrors() -> None:
-    found = augmented(4).schedule(0, 5000, CLASSES, 100, 2)
-    assert (found.shift.min(), found.shift.max()) == (-4, 4)
-    assert 0.45 < found.flip.mean() < 0.55
+    moved = augmented(4).schedule(0, 5000, CLASSES, 100, 2)
+    assert (moved.shift.min(), moved.shift.max()) == (-4, 4)
+    assert 0.45 < moved.flip.mean() < 0.55
 
 
 @pytest.mark.parametrize("stream", [CLEAN, sudden(20), continuous(0.5) + noisy(10), augmented(2) + sudden(80)])

@@ -1,4 +1,4 @@
-"""The trainer: what models see, what is recorded, and that runs side by side do not feel each other."""
+"""Training of the image models: input images, recorded curves, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from cadam_paper.harness.cuda_runs import run_concurrently
 from cadam_paper.images import data, models, train
 from cadam_paper.images.data import Images
 from cadam_paper.images.streams import CLEAN, TRUE_LABEL, Stream, augmented, continuous, noisy, parse, sudden
-from cadam_paper.images.train import Record, Run, Task, run_concurrently
+from cadam_paper.images.train import Record, Run, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def finish(run: Run) -> Record:
     return run.record()
 
 
-# What is seen --------------------------------------------------------------------------------------------------
+# Input images --------------------------------------------------------------------------------------------------
 
 
 def raw(run: Run, seen: torch.Tensor) -> torch.Tensor:
@@ -77,7 +78,7 @@ def test_images_are_translated_mirrored_and_then_rotated(images: Images) -> None
         torch.testing.assert_close(seen[number], torch.rot90(moved, 1, (1, 2)), rtol=0, atol=1e-2)
 
 
-# What is recorded ----------------------------------------------------------------------------------------------
+# Recorded curves ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_learns_and_records_every_step(images: Images) -> None:
@@ -91,7 +92,7 @@ def test_a_run_learns_and_records_every_step(images: Images) -> None:
 
 
 def test_the_step_equals_a_plain_torch_step(images: Images) -> None:
-    """Each step against one written out, with its data taken by hand, from where the run stands before it."""
+    """Each step starts from the state of the run and is repeated with plain torch operations."""
     run = Run(task(sudden(90) + noisy(30), epochs=2), images)
     twin = Run(task(epochs=2), images)
     model, optimizer, schedule = twin.model, twin.optimizer, run.schedule
@@ -112,7 +113,7 @@ def test_the_step_equals_a_plain_torch_step(images: Images) -> None:
         expected.append((loss.item(), (logits.argmax(1) == own).float().mean().item(), aligned))
         assert run.advance()
         if (step + 1) % schedule.steps_per_epoch == 0:
-            assert run.advance()  # tests
+            assert run.advance()  # the evaluation at the end of the epoch
         steps = [(a - b, c - b) for a, b, c in zip(run.model.parameters(), before, model.parameters(), strict=True)]
         moved.append(np.hstack([torch.stack(pair).flatten(1).detach().numpy() for pair in steps]))
     record = finish(run)
@@ -121,7 +122,7 @@ def test_the_step_equals_a_plain_torch_step(images: Images) -> None:
     np.testing.assert_allclose(record.accuracy, accuracy, atol=1 / 64)
     np.testing.assert_allclose(record.alignment, aligned, atol=0.005)
     ours, plain = np.hstack(moved)
-    # Not all: where a sign is a matter of rounding, one of the two waits.
+    # A few elements differ: if a sign depends on rounding, only one of the two steps masks the element.
     assert np.isclose(ours, plain, rtol=1e-2, atol=1e-6).mean() > 0.99
     run.model.eval()
     with torch.no_grad():
@@ -154,11 +155,11 @@ def test_bfloat16_is_near_float32(images: Images) -> None:
     assert half.test_accuracy[0] == pytest.approx(full.test_accuracy[0], abs=0.15)
 
 
-# Against a loop written out ------------------------------------------------------------------------------------
+# Comparison with a plain loop ------------------------------------------------------------------------------------
 
 
 def three_channels() -> Images:
-    """Images of three channels that are unlike each other, whose classes are areas of another brightness."""
+    """Return images with three different channels. The class of an image is the position of a bright pixel."""
     random = np.random.default_rng(0)
 
     def some(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,12 +171,12 @@ def three_channels() -> Images:
     return Images.of(some(300), some(240))
 
 
-def turned_by_hand(batch: torch.Tensor, degrees: float, images: Images) -> torch.Tensor:
-    """Counter-clockwise, bilinear, black outside; each channel less its mean, over its own deviation."""
+def rotate_and_normalize(batch: torch.Tensor, degrees: float, images: Images) -> torch.Tensor:
+    """Rotate images counterclockwise with bilinear interpolation and black corners, and normalize each channel."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(batch), 2, 3)
-    places = F.affine_grid(matrix, list(batch.shape), align_corners=False)
-    seen = F.grid_sample(batch.float(), places, mode="bilinear", padding_mode="zeros", align_corners=False)
+    grid = F.affine_grid(matrix, list(batch.shape), align_corners=False)
+    seen = F.grid_sample(batch.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     whole = images.train.double()
     channels = [(seen[:, c] - whole[:, c].mean()) / whole[:, c].std(correction=0) for c in range(3)]
     return torch.stack(channels, dim=1).float()
@@ -183,17 +184,17 @@ def turned_by_hand(batch: torch.Tensor, degrees: float, images: Images) -> torch
 
 @pytest.mark.parametrize(("stream", "angle"), [("sudden 37", lambda step: 37 * (step // 9)), ("continuous 11", 11)])
 def test_training_equals_a_loop_with_torch_adam(stream: str, angle: Callable[[int], float] | int) -> None:
-    """Nothing of the trainer: torch's Adam with the paper's options, images turned and normalized by hand."""
+    """The loop uses nothing of the trainer: torch's Adam with the paper's options, and its own image transformation."""
     images, steps, epochs = three_channels(), 300 // 32, 3
-    what = Task("small VGG", "Adam", 3e-3, 5, parse(stream), epochs, batch=32, weight_decay=5e-4)
-    record = finish(Run(what, images))
+    config = Task("small VGG", "Adam", 3e-3, 5, parse(stream), epochs, batch=32, weight_decay=5e-4)
+    record = finish(Run(config, images))
     order = CLEAN.schedule(5, 300, 4, 32, epochs).order
     model = models.build("small VGG", 3, 4, 5)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=5e-4)
     loss, accuracy, tests = [], [], []
     for step, index in enumerate(torch.from_numpy(order)):
         degrees = angle * step if isinstance(angle, int) else angle(step)
-        logits = model(turned_by_hand(images.train[index], degrees, images))
+        logits = model(rotate_and_normalize(images.train[index], degrees, images))
         batch_loss = F.cross_entropy(logits, images.train_labels[index])
         optimizer.zero_grad()
         batch_loss.backward()
@@ -203,19 +204,19 @@ def test_training_equals_a_loop_with_torch_adam(stream: str, angle: Callable[[in
         if (step + 1) % steps == 0:
             model.eval()
             with torch.no_grad():
-                found = model(turned_by_hand(images.test, degrees, images)).argmax(1)
-            tests.append((found == images.test_labels).float().mean().item())
+                predicted = model(rotate_and_normalize(images.test, degrees, images)).argmax(1)
+            tests.append((predicted == images.test_labels).float().mean().item())
             model.train()
     np.testing.assert_allclose(record.loss, loss, rtol=0, atol=2e-4)
     np.testing.assert_allclose(record.accuracy, accuracy, rtol=0, atol=1e-6)
     np.testing.assert_allclose(record.test_accuracy, tests, rtol=0, atol=1e-6)
 
 
-# Side by side --------------------------------------------------------------------------------------------------
+# Concurrent runs --------------------------------------------------------------------------------------------------
 
 
 class Timed:
-    """Stands for a run: each turn takes a second."""
+    """A replacement of `Run` in which each call of `advance` takes a second."""
 
     def __init__(self, turns: int, clock: list[float]) -> None:
         self.turns, self.clock = turns, clock
@@ -228,13 +229,16 @@ class Timed:
     def synchronize(self) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
 
 def test_concurrent_runs_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     runs = [Timed(turns, clock) for turns in (2, 6, 3)]
-    seconds = {runs.index(run): took for run, took in run_concurrently(runs, 2)}  # type: ignore[arg-type]
-    # The first and the second take turns, two seconds each; then the third and the second; the second ends alone.
+    seconds = {runs.index(run): took for run, took in run_concurrently(runs, 2)}
+    # Runs 0 and 1 alternate until run 0 ends, then runs 1 and 2, and the last second belongs to run 1 alone.
     assert seconds == pytest.approx({0: 2, 2: 3, 1: 6})
     assert sum(seconds.values()) == clock[0] == 11
 
@@ -252,36 +256,38 @@ def test_concurrent_runs_equal_single_runs(images: Images, lanes: int) -> None:
             most = max(most, len(at_once))
             yield Run(task(seed=seed), images)
 
-    found = {}
+    records = {}
     for run, seconds in run_concurrently(begin(), lanes):
         at_once.discard(run.task.seed)
         assert seconds > 0
-        found[run.task.seed] = run.record()
+        records[run.task.seed] = run.record()
         run.release()
     assert most == min(lanes, len(seeds))
     for seed in seeds:
-        assert all(np.array_equal(getattr(found[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
+        assert all(np.array_equal(getattr(records[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
 
 
 @pytest.mark.parametrize("first", ["", "import torch._inductor.config; "], ids=["before", "after"])
-@pytest.mark.parametrize(("asked", "kept"), [({}, True), ({"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}, False)])
-def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: bool, first: str) -> None:
-    """Unless told otherwise, and whether or not torch has read its settings before."""
+@pytest.mark.parametrize(
+    ("variables", "kept"), [({}, True), ({"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}, False)]
+)
+def test_torch_keeps_the_processes_that_compile(variables: dict[str, str], kept: bool, first: str) -> None:
+    """The environment variable has priority, and the order in which torch is imported does not matter."""
     code = f"{first}import cadam_paper.images.train, torch._inductor.config as c; print(c.quiesce_async_compile_pool)"
     others = {name: value for name, value in os.environ.items() if "QUIESCE" not in name}
-    found = subprocess.run([sys.executable, "-c", code], env=others | asked, capture_output=True, text=True)
-    if "quiesce_async_compile_pool does not exist" in found.stderr:
+    process = subprocess.run([sys.executable, "-c", code], env=others | variables, capture_output=True, text=True)
+    if "quiesce_async_compile_pool does not exist" in process.stderr:
         pytest.skip("this torch always keeps them")
-    assert found.stdout.strip() == str(not kept), found.stderr
+    assert process.stdout.strip() == str(not kept), process.stderr
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_graph_gives_the_curve_of_eager_execution(images: Images, precision: train.Precision) -> None:
-    there = images.to(torch.device("cuda"))
-    what = Task("small VGG", "CAdam", 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
-    plain, graph = (finish(Run(what, there, graph=graph)) for graph in (False, True))
+    on_gpu = images.to(torch.device("cuda"))
+    config = Task("small VGG", "CAdam", 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
+    plain, graph = (finish(Run(config, on_gpu, graph=graph)) for graph in (False, True))
     np.testing.assert_allclose(graph.loss, plain.loss, rtol=1e-3)
     np.testing.assert_allclose(graph.alignment, plain.alignment, atol=1e-2)
     np.testing.assert_allclose(graph.test_accuracy, plain.test_accuracy, atol=0.02)

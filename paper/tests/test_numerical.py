@@ -1,4 +1,4 @@
-"""The numerical study: the paper's settings, pairing and independence of runs, and what is drawn from the results."""
+"""The numerical experiments: the paper's settings, paired and independent runs, summaries and figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPERIMENTS = {
 
 
 def small(experiment: Experiment, seeds: int = 2) -> list[RunSpec]:
-    """The experiment's specs, with few steps and runs."""
+    """Return the specs of an experiment with fewer steps and runs."""
     specs = experiment.run_specs(experiment.plan("quick", seeds), Results())
     return [replace(spec, settings={**spec.settings, "runs": 2, "steps": 20}) for spec in specs]
 
@@ -39,9 +39,9 @@ def test_every_optimizer_of_the_catalog_takes_part() -> None:
     catalog = {
         name
         for name in cadam.__all__
-        if isinstance(found := getattr(cadam, name), type)
-        and issubclass(found, cadam.Optimizer)
-        and found is not cadam.Optimizer
+        if isinstance(value := getattr(cadam, name), type)
+        and issubclass(value, cadam.Optimizer)
+        and value is not cadam.Optimizer
     }
     assert set(numerical.ARMS) == catalog
     for arm, baseline in numerical.PAIRS:
@@ -58,11 +58,11 @@ REGRETS = {
     ("L2", "linear"): (0.93, 0.47),
     ("L2", "sine"): (0.29, 0.48),
 }
-"""Regret of Adam and CAdam at the paper's settings, from an independent check; the paper prints curves, no numbers."""
+"""Regret of Adam and CAdam at the paper's settings, from an independent implementation. The paper has no numbers."""
 
 
 def test_regrets_at_the_papers_settings() -> None:
-    """To two digits those of an independent check."""
+    """The regrets agree with an independent implementation to two digits."""
     first = {c.optimizer: c for c in numerical.shift_specs(numerical.FIG_SHIFT.plan("full"), Results()) if c.seed == 0}
     adam, cadam_ = (numerical.compute_shift(first[arm]).metrics for arm in ("Adam", "CAdam"))
     for (loss, target), expected in REGRETS.items():
@@ -71,9 +71,9 @@ def test_regrets_at_the_papers_settings() -> None:
 
 
 def test_tracking_agrees_with_autograd_on_single_parameters() -> None:
-    """One panel computed plainly: loss by autograd, one element, regret added up on the way."""
+    """One panel is computed again with autograd on a single element, adding up the regret."""
     starts, phases = np.array([0.3, -0.7]), np.array([0.0, 0.4])
-    found = numerical.track_minima("CAdam", 0.5, [10, 40], starts, phases, 50)
+    tracked = numerical.track_minima("CAdam", 0.5, [10, 40], starts, phases, 50)
     panel, cycle, run = numerical.SHIFTS.index(("L2", "sine")), 1, 1
     x = torch.tensor([starts[run]], dtype=torch.float64, requires_grad=True)
     opt, regret = cadam.CAdam([x], lr=0.5), 0.0
@@ -83,8 +83,8 @@ def test_tracking_agrees_with_autograd_on_single_parameters() -> None:
         opt.zero_grad()
         loss.backward()
         opt.step()
-    assert found.regret[panel, cycle, run] == pytest.approx(regret, rel=1e-12)
-    assert found.path[-1, panel, cycle, run] == pytest.approx(x.item(), rel=1e-12)
+    assert tracked.regret[panel, cycle, run] == pytest.approx(regret, rel=1e-12)
+    assert tracked.path[-1, panel, cycle, run] == pytest.approx(x.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", numerical.LANDSCAPES)
@@ -120,7 +120,7 @@ def test_the_gradient_noise_is_that_of_the_paper() -> None:
 
 @pytest.mark.parametrize("optimizer", numerical.ARMS)
 def test_runs_do_not_influence_each_other(optimizer: str) -> None:
-    """Bit for bit, a run in a batch of odd size is the run alone, even beside one that diverges."""
+    """A run has the same bits alone and in a batch of odd size, even if another run of the batch diverges."""
     start = np.random.default_rng(0).uniform(-2, 2, 37)
     start[5] = 1e300
 
@@ -145,7 +145,7 @@ def test_a_run_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str) 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_optimizers_get_the_same_starts_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under one seed, whatever the optimizer; under another seed, others."""
+    """They are equal for all optimizers with the same seed, and differ between seeds."""
     seen: list[np.ndarray] = []
 
     def record(_: str, start: np.ndarray, gradient: Any, steps: int, **__: Any) -> tuple[np.ndarray, float]:
@@ -170,15 +170,15 @@ def test_a_diverged_run_is_not_hidden() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_summary_and_figures_are_made_from_the_results(name: str) -> None:
     experiment = EXPERIMENTS[name]
-    found = results(experiment, small(experiment))
-    summary = experiment.summary(found)
+    small_results = results(experiment, small(experiment))
+    summary = experiment.summary(small_results)
     assert summary.verdict
     assert len(summary.rows) >= len(numerical.PAIRS) - 1
-    figures = experiment.figures(found)
+    figures = experiment.figures(small_results)
     assert figures
     for figure in figures.values():
         figure.savefig("/dev/null", format="svg")
-    better = Results([_improved(r) if r.spec.optimizer == "CAdam" else r for r in found])
+    better = Results([_improved(r) if r.spec.optimizer == "CAdam" else r for r in small_results])
     assert experiment.summary(better).rows[0].values["CAdam"] < summary.rows[0].values["CAdam"]
 
 
@@ -189,12 +189,16 @@ def _improved(result: Result) -> Result:
 
 @pytest.mark.parametrize("name", ["fig-shift", "fig-noise"])
 def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
-    found = EXPERIMENTS[name]
-    rows = found.summary(results(found, small(found, seeds=1))).rows
+    experiment = EXPERIMENTS[name]
+    rows = experiment.summary(results(experiment, small(experiment, seeds=1))).rows
     family = [row for row in rows if " against " in row.label]
     assert len(family) == len(numerical.PAIRS) - 1
     assert {row.verdict for row in family} == {ONE_SEED}
-    family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.label]
+    family = [
+        row
+        for row in experiment.summary(results(experiment, small(experiment, seeds=3))).rows
+        if " against " in row.label
+    ]
     for row in family:
         kinds = KINDS
         assert row.verdict == ", ".join(f"{kind} {row.values[kind]:.0f}" for kind in kinds)
@@ -203,10 +207,10 @@ def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
 
 
 def test_the_papers_start_and_random_starts_are_distinguished() -> None:
-    """Worse from the paper's start, better from random ones: the headline says both."""
-    found = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
+    """The verdict mentions both if CAdam is worse from the paper's start and better from random starts."""
+    original = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
     changed = []
-    for result in found:
+    for result in original:
         sign = 1 if result.spec.optimizer == "CAdam" else 0
         metrics = {
             metric: value + sign * (1e3 if metric == "paper_regret_l2_sine" else -1e3)

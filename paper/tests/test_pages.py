@@ -28,7 +28,7 @@ REPORTS = [
 
 @pytest.mark.parametrize(("page", "name"), REPORTS)
 def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
-    """The table and the verdict on the page are those that the archive gives."""
+    """The table and the verdict of a report are computed again from the archive."""
     request = published.load(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
@@ -53,7 +53,7 @@ def rows_of(*names: str) -> list[Row]:
 
 
 def across_rates() -> set[str]:
-    """What the page says of runs at other rates than their experiment compares: from the specs themselves."""
+    """Return the differences on the page that no experiment contains, because they compare different learning rates."""
     plan = published.load("fig-image-noise").plan
     archived = published.archive().study("images").results()
     tests = Results([result for result in archived if result.spec.seed in plan.test_seeds()])
@@ -85,23 +85,23 @@ def test_intervals_in_the_text_come_from_the_archive(
     page: str, studies: Sequence[str], more: Callable[[], set[str]]
 ) -> None:
     text = " ".join(pages.MARKED.sub("", (ROOT / page).read_text()).split())
-    said = set(INTERVAL.findall(text))
-    assert said
+    intervals = set(INTERVAL.findall(text))
+    assert intervals
     rows = {in_brackets(row.values) for row in rows_of(*studies) if "difference" in row.values}
-    assert said <= rows | more()
+    assert intervals <= rows | more()
 
 
 def test_noise_floors_in_the_text_come_from_the_archive() -> None:
-    said = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
-    assert said
-    assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
+    floors = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
+    assert floors
+    assert floors <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
 
 
 def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
     assert pages.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_the_unknowns_on_the_page_are_the_runs_missing_from_the_claims() -> None:
+def test_the_page_lists_runs_as_unknown_exactly_if_claims_lack_them() -> None:
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
     unknown = page.partition("## What is not known")[2].partition("## Limits")[0]

@@ -1,4 +1,4 @@
-"""What is published in results/: complete, unchanged since it was published, and what today's code gives."""
+"""The published results in results/: they are complete, never change, and the current code reproduces them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from cadam_paper.harness.experiment import metric_name
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results"
-BEFORE = "f09aa8e9cfb1167e36070801e3df73b209161bbd"
-"""The last commit that kept results as a file each."""
+LAST_COMMIT_WITH_JSON = "f09aa8e9cfb1167e36070801e3df73b209161bbd"
+"""The last commit in which every result was a separate JSON file."""
 
 STUDIES = sorted(path.stem for path in PUBLISHED.glob("*.parquet"))
 
@@ -40,15 +40,15 @@ def test_no_published_study_was_removed() -> None:
 
 
 def git(*arguments: str) -> bytes:
-    found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
-    if found.returncode:
-        pytest.skip(f"needs the repository's history: {found.stderr.decode().strip()}")
-    return found.stdout
+    process = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
+    if process.returncode:
+        pytest.skip(f"needs the repository's history: {process.stderr.decode().strip()}")
+    return process.stdout
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_earlier_rows_of_a_study_never_change(study: str) -> None:
-    """Each version of the file in the history, and the one on the disk, begins with the rows of the one before."""
+    """Each version of the file in the history, and the current file, begins with the rows of the previous version."""
     name = f"results/{study}.parquet"
     commits = git("log", "--format=%H", "-3", "--", name).decode().split()
     versions = [git("show", f"{commit}:{name}") for commit in reversed(commits)] + [(ROOT / name).read_bytes()]
@@ -58,36 +58,36 @@ def test_earlier_rows_of_a_study_never_change(study: str) -> None:
 
 
 @once
-def kept_before() -> dict[RunSpec, dict[str, Any]]:
-    """The results that were a file each, by their spec."""
-    content = git("archive", BEFORE, "results/kept")
-    found = {}
+def former_json_files() -> dict[RunSpec, dict[str, Any]]:
+    """Return the contents of the former JSON files by spec."""
+    content = git("archive", LAST_COMMIT_WITH_JSON, "results/kept")
+    results = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as files:
         for member in files:
             file = files.extractfile(member) if member.name.endswith(".json") else None
             body = json.load(file) if file is not None and not member.name.endswith("plan.json") else None
             if body is not None:
-                found[RunSpec(**body["cell"])] = body
-    return found
+                results[RunSpec(**body["cell"])] = body
+    return results
 
 
 def test_the_archive_contains_every_result_of_the_former_json_files() -> None:
-    kept = kept_before()
+    kept = former_json_files()
     assert len(kept) == 811
     archived = {
         r.spec: r for name in {spec.experiment for spec in kept} for r in Archive(PUBLISHED).study(name).results()
     }
     for spec, body in kept.items():
-        found = archived[spec]
-        assert found.outcome.metrics.keys() == {metric_name(name) for name in body["metrics"]}
+        result = archived[spec]
+        assert result.outcome.metrics.keys() == {metric_name(name) for name in body["metrics"]}
         for name, value in body["metrics"].items():
-            assert np.float64(found.outcome.metrics[metric_name(name)]).tobytes() == np.float64(value).tobytes()
-        assert found.outcome.curves.keys() == {metric_name(name) for name in body["curves"]}
+            assert np.float64(result.outcome.metrics[metric_name(name)]).tobytes() == np.float64(value).tobytes()
+        assert result.outcome.curves.keys() == {metric_name(name) for name in body["curves"]}
         for name, packed in body["curves"].items():
             raw = zlib.decompress(base64.b64decode(packed["data"]))
-            curve = found.outcome.curves[metric_name(name)]
+            curve = result.outcome.curves[metric_name(name)]
             assert (curve.dtype.str, list(curve.shape), curve.tobytes()) == (packed["dtype"], packed["shape"], raw)
-        cost, provenance = body["cost"], found.provenance
+        cost, provenance = body["cost"], result.provenance
         assert (provenance.code, provenance.commit, provenance.dirty) == (body["code"], None, None)
         assert (provenance.seconds, provenance.peak_memory, provenance.device, provenance.versions) == (
             cost["seconds"],
@@ -98,7 +98,7 @@ def test_the_archive_contains_every_result_of_the_former_json_files() -> None:
 
 
 def test_results_with_the_hash_of_later_code_are_marked() -> None:
-    """As docs/images.md and docs/streams.md count them."""
+    """docs/images.md and docs/streams.md contain these numbers."""
     images = [r for r in Archive(PUBLISHED).study("images").results() if r.provenance.code is not None]
     stamped = [r.spec.model for r in images if r.provenance.restamped]
     assert (stamped.count("VGG-16") + stamped.count("ResNet-18"), stamped.count("DenseNet-121")) == (396, 21)
@@ -108,30 +108,30 @@ def test_results_with_the_hash_of_later_code_are_marked() -> None:
 
 def test_every_published_row_has_its_provenance() -> None:
     for study in STUDIES:
-        for found in Archive(PUBLISHED).study(study).results():
-            assert (found.provenance.commit is None) != (found.provenance.code is None), found.spec
-            assert found.provenance.seconds > 0
-            assert found.provenance.versions.keys() == set(archives.VERSION_COLUMNS)
+        for result in Archive(PUBLISHED).study(study).results():
+            assert (result.provenance.commit is None) != (result.provenance.code is None), result.spec
+            assert result.provenance.seconds > 0
+            assert result.provenance.versions.keys() == set(archives.VERSION_COLUMNS)
 
 
 RECOMPUTED = [
-    pytest.param(name, place, id=f"{name}-{place}")
+    pytest.param(name, position, id=f"{name}-{position}")
     for name, count in (("fig-shift", 3), ("fig-no-noise", 1), ("theorem", 3))
-    for place in range(count)
+    for position in range(count)
 ]
 
 
-@pytest.mark.parametrize(("name", "place"), RECOMPUTED)
-def test_published_results_are_reproduced(name: str, place: int) -> None:
-    """Some cheap specs, computed anew by the code as it is, within the tolerance that the experiment states."""
+@pytest.mark.parametrize(("name", "position"), RECOMPUTED)
+def test_published_results_are_reproduced(name: str, position: int) -> None:
+    """Some cheap runs are computed again and agree within the tolerance of their experiment."""
     experiment = catalog.find(name)
     results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)
-    published = results[place * len(results) // 12]
-    found = measure_run(experiment.compute, published.spec).outcome
+    published = results[position * len(results) // 12]
+    outcome = measure_run(experiment.compute, published.spec).outcome
     assert experiment.tolerance > 0
-    assert found.metrics.keys() == published.outcome.metrics.keys()
+    assert outcome.metrics.keys() == published.outcome.metrics.keys()
     for metric, value in published.outcome.metrics.items():
-        assert found.metrics[metric] == pytest.approx(value, rel=experiment.tolerance, abs=1e-12, nan_ok=True), metric
+        assert outcome.metrics[metric] == pytest.approx(value, rel=experiment.tolerance, abs=1e-12, nan_ok=True), metric
 
 
 def test_the_tables_can_be_opened_with_pandas_columns() -> None:

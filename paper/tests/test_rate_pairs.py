@@ -1,4 +1,4 @@
-"""Two optimizers over learning rates: the rate at which their difference reaches a margin."""
+"""Comparison of two optimizers over learning rates: the rate at which their difference equals the paper's."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def curve(arm: str, *values: float) -> RateCurve:
 
 
 def pair(margin: float) -> Pair:
-    """CAdam gains -1, 0 and 4 at the three rates; Adam is best in the middle."""
+    """Return a pair in which CAdam gains -1, 0 and 4 at the three rates, and Adam is best at the middle rate."""
     return Pair(curve("CAdam", 69, 80, 74), curve("Adam", 70, 80, 70), (50.0, 50.0 + margin))
 
 
 @pytest.mark.parametrize(
     ("margin", "rate"), [(-2.0, 1e-4), (-0.5, 10**-3.5), (0.0, 1e-3), (2.0, 10**-2.5), (4.0, 1e-2), (5.0, None)]
 )
-def test_the_rate_that_explains_a_margin_is_the_lowest_at_which_the_difference_reaches_it(
+def test_the_rate_at_the_papers_margin_is_the_lowest_at_which_the_difference_is_as_large(
     margin: float, rate: float | None
 ) -> None:
-    assert pair(margin).explains == (None if rate is None else pytest.approx(rate))
+    assert pair(margin).rate_at_paper_margin == (None if rate is None else pytest.approx(rate))
 
 
-def test_the_explanation_is_a_row_beside_the_papers_margin() -> None:
+def test_a_row_contains_the_rate_and_the_papers_margin() -> None:
     rows = {row.label: row for row in summary({"wind": pair(2.0)}, near=1.0, same_data=True).rows}
     row = rows["wind: the rate at which the difference is the paper's"]
     assert row.values["times the best"] == pytest.approx(10**0.5)
     assert row.reference == "+2.00"
     other = [row.label for row in summary({"wind": pair(2.0)}, near=1.0, same_data=False).rows]
-    assert not any("the paper's" in what for what in other), "on other data a margin is not to be explained"
+    assert not any("the paper's" in what for what in other), "the paper's margin on other data is not comparable"

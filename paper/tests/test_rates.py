@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cadam.statistics.learning_rates import NoLearningRateError
-from cadam_paper.harness.rates import RateCurve, at_one_rate, best_against_best, next_rates, tolerance_row
+from cadam_paper.harness.rates import RateCurve, compare_at_best_rates, compare_at_rate, next_rates, tolerance_row
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 
@@ -20,17 +20,17 @@ def curve(arm: str, **by_seed: tuple[float, ...]) -> RateCurve:
 
 
 def test_the_best_rate_has_the_best_mean_and_did_not_diverge() -> None:
-    found = curve("Adam", s0=(1.0, 5.0, 4.0, math.nan), s1=(1.0, 3.0, 5.0, 99.0))
-    assert found.best() == 1e-3
-    assert found.best(without=1) == 3e-4
-    assert RateCurve("Adam", "lower", found.values).best() == 1e-4
+    adam = curve("Adam", s0=(1.0, 5.0, 4.0, math.nan), s1=(1.0, 3.0, 5.0, 99.0))
+    assert adam.best() == 1e-3
+    assert adam.best(without=1) == 3e-4
+    assert RateCurve("Adam", "lower", adam.values).best() == 1e-4
     with pytest.raises(NoLearningRateError):
         curve("Adam", s0=(math.nan,) * 4).best()
 
 
 def test_the_rate_of_a_seed_is_chosen_on_the_other_seeds() -> None:
-    found = curve("Adam", s0=(0.0, 9.0, 1.0, 0.0), s1=(0.0, 1.0, 9.0, 0.0))
-    assert found.at_its_best() == {0: 1.0, 1: 1.0}, "each seed at the rate that is best for the other"
+    adam = curve("Adam", s0=(0.0, 9.0, 1.0, 0.0), s1=(0.0, 1.0, 9.0, 0.0))
+    assert adam.values_at_best() == {0: 1.0, 1: 1.0}, "each seed at the rate that is best for the other"
 
 
 def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
@@ -39,42 +39,44 @@ def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
     assert next_rates([low, inside]) == [3e-5]
     assert next_rates([high, high]) == [1e-2]
     assert next_rates([low, high]) == [3e-5, 1e-2]
-    assert next_rates([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], "there is a limit"
+    assert next_rates([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], (
+        "1000 is the highest allowed rate"
+    )
 
 
 def test_a_grid_is_not_extended_beyond_a_tie() -> None:
     tied = curve("Adam", s0=(4.0, 4.0, 2.0, 1.0))
-    assert tied.best_is_at_an_end, "which is still warned of"
+    assert tied.best_is_at_an_end, "the summary still has a warning"
     assert next_rates([tied]) == []
-    assert next_rates([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the other end is no neighbour"
+    assert next_rates([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the two ends are not neighbors"
 
 
 def test_means_are_interpolated_over_the_logarithm_of_the_rate() -> None:
-    found = curve("Adam", s0=(9.0, 7.0, 10.0, 8.0))
-    assert found.between(1e-3) == 10.0
-    assert found.between(math.sqrt(1e-3 * 3e-3)) == pytest.approx(9.0)
+    adam = curve("Adam", s0=(9.0, 7.0, 10.0, 8.0))
+    assert adam.interpolate(1e-3) == 10.0
+    assert adam.interpolate(math.sqrt(1e-3 * 3e-3)) == pytest.approx(9.0)
 
 
-def test_tolerance_as_a_row_and_the_rate_three_times_above() -> None:
-    found = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
-    assert tolerance_row("accuracy", found, 1.0).values == {"low": 1e-3, "high": 3e-3, "best": 1e-3}
-    assert [found.above(rate) for rate in RATES] == [3e-4, 1e-3, 3e-3, 3e-3]
+def test_a_row_has_the_range_of_good_rates_and_a_curve_finds_three_times_a_rate() -> None:
+    adam = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
+    assert tolerance_row("accuracy", adam, 1.0).values == {"low": 1e-3, "high": 3e-3, "best": 1e-3}
+    assert [adam.nearest_to_triple(rate) for rate in RATES] == [3e-4, 1e-3, 3e-3, 3e-3]
 
 
 def test_tolerance_is_the_range_of_rates_around_the_best() -> None:
-    found = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
-    assert found.tolerance(1.0) == (1e-3, 3e-3), "the lowest rate is near too, but not without a gap"
-    assert found.tolerance(5.0) == (1e-4, 3e-3)
-    assert not found.best_is_at_an_end
+    adam = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
+    assert adam.tolerance(1.0) == (1e-3, 3e-3), "the lowest rate is near too, but not without a gap"
+    assert adam.tolerance(5.0) == (1e-4, 3e-3)
+    assert not adam.best_is_at_an_end
     assert curve("Adam", s0=(1.0, 2.0, 3.0, 4.0)).best_is_at_an_end
 
 
-def test_arms_are_compared_at_their_own_rates_and_at_one() -> None:
+def test_arms_are_compared_at_their_own_rates_and_at_a_common_rate() -> None:
     adam = curve("Adam", s0=(1.0, 5.0, 2.0, 0.0), s1=(1.0, 6.0, 2.0, 0.0), s2=(1.0, 5.5, 2.0, 0.0))
     cadam = curve("CAdam", s0=(0.0, 4.0, 7.0, 3.0), s1=(0.0, 4.5, 8.0, 3.0), s2=(0.0, 4.0, 7.6, 3.0))
-    own = best_against_best(cadam, adam)
+    own = compare_at_best_rates(cadam, adam)
     assert own.difference.mean == pytest.approx(np.mean([2.0, 2.0, 2.1]))
-    assert at_one_rate(cadam, adam, 3e-4).difference.mean == pytest.approx(np.mean([-1.0, -1.5, -1.5]))
+    assert compare_at_rate(cadam, adam, 3e-4).difference.mean == pytest.approx(np.mean([-1.0, -1.5, -1.5]))
 
 
 def test_every_rate_needs_the_same_seeds() -> None:
@@ -85,7 +87,7 @@ def test_every_rate_needs_the_same_seeds() -> None:
 def test_an_arm_is_not_better_than_itself() -> None:
     """In at least 183 of 200 simulated A/A studies with five seeds, the 95% interval contains 0."""
     random = np.random.default_rng(2026)
-    held = 0
+    covered = 0
     for _ in range(200):
         shape = -2.0 * (np.arange(5) - random.uniform(1.5, 2.5)) ** 2
 
@@ -94,6 +96,6 @@ def test_an_arm_is_not_better_than_itself() -> None:
             values = 80 + shape[None, :] + noise
             return RateCurve(arm, "higher", {10.0**-i: dict(enumerate(values[:, i].tolist())) for i in range(5)})
 
-        difference = best_against_best(simulated("Adam"), simulated("Adam, other seeds")).difference
-        held += difference.low <= 0 <= difference.high
-    assert held >= 183, held
+        difference = compare_at_best_rates(simulated("Adam"), simulated("Adam, other seeds")).difference
+        covered += difference.low <= 0 <= difference.high
+    assert covered >= 183, covered

@@ -1,4 +1,4 @@
-"""Streams as their files give them, and what is said of two arms over learning rates, on small generated data."""
+"""Reading the real streams from files, and the experiments over learning rates on simulated results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_invalid_ratings_file_is_refused(text: str, tmp_path: Path, monkeypat
 
 
 def plate_appearances(rows: list[int]) -> pa.Table:
-    """Two games at a time, as rows in an order of choice."""
+    """Return plate appearances of two simultaneous games, as rows in this order."""
     time = np.repeat(np.arange(10) * 135, 2)
     game = np.tile([0, 1], 10)
     table = {
@@ -80,11 +80,11 @@ def test_the_stream_of_plate_appearances_does_not_depend_on_the_order_of_games(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
-    found = []
+    simulated = []
     for rows in ([*range(20)], [*range(0, 20, 2), *range(1, 20, 2)]):
         pq.write_table(plate_appearances(rows), tmp_path / streams.RETROSHEET_DATA.path)
-        found.append(streams.retrosheet())
-    by_time, by_game = found
+        simulated.append(streams.retrosheet())
+    by_time, by_game = simulated
     assert by_time.fields == by_game.fields == {
         "batter": 7, "pitcher": 2, "park": 2, "batting_team": 2, "fielding_team": 2, "daynight": 1, "inning": 13,
         "slot": 10, "home": 2,
@@ -103,8 +103,8 @@ BLOCKS, USERS = 50, 40
 
 
 def outcome(spec: RunSpec, best: dict[str, float], ahead: float) -> Outcome:
-    """A GAUC that falls off on either side of an arm's best rate, with noise over seeds, blocks and users."""
-    random = np.random.default_rng([spec.seed, int(1e9 * spec.lr)])  # both arms have the same
+    """Return an outcome whose GAUC peaks at the arm's best rate, with noise over seeds, blocks and users."""
+    random = np.random.default_rng([spec.seed, int(1e9 * spec.lr)])  # equal for both arms
     value = 0.7 - 0.015 * abs(math.log10(spec.lr / best[spec.optimizer])) + 1e-5 * random.normal()
     value += ahead if spec.optimizer == "CAdam" else 0.0
     apart = np.random.default_rng(spec.seed + (100 if spec.optimizer == "CAdam" else 0))
@@ -119,11 +119,11 @@ def outcome(spec: RunSpec, best: dict[str, float], ahead: float) -> Outcome:
 
 
 def results(best: dict[str, float], ahead: float = 0.0, seeds: int = 4) -> Results:
-    """All that the experiment asks for, phase by phase."""
-    plan, found = EXPERIMENT.plan("full", seeds), dict[RunSpec, Result]()
-    while new := [c for c in EXPERIMENT.run_specs(plan, Results(list(found.values()))) if c not in found]:
-        found |= {c: Result(c, outcome(c, best, ahead), Provenance(1.0, 1, "none", {})) for c in new}
-    return Results(list(found.values()))
+    """Return simulated results of all runs of the experiment, phase by phase."""
+    plan, by_spec = EXPERIMENT.plan("full", seeds), dict[RunSpec, Result]()
+    while new := [c for c in EXPERIMENT.run_specs(plan, Results(list(by_spec.values()))) if c not in by_spec]:
+        by_spec |= {c: Result(c, outcome(c, best, ahead), Provenance(1.0, 1, "none", {})) for c in new}
+    return Results(list(by_spec.values()))
 
 
 def test_both_optimizers_run_at_every_rate_and_seed_and_share_runs_with_the_ab() -> None:
@@ -139,8 +139,8 @@ def test_the_grid_is_extended_until_the_best_rate_of_each_optimizer_is_inside() 
 
 
 def test_own_best_rates_and_a_common_rate_have_separate_verdicts() -> None:
-    found = results({"Adam": 3e-3, "CAdam": 1e-2})
-    kinds = {name: verdict.kind for name, verdict in EXPERIMENT.summary(found).verdicts.items()}
+    simulated = results({"Adam": 3e-3, "CAdam": 1e-2})
+    kinds = {name: verdict.kind for name, verdict in EXPERIMENT.summary(simulated).verdicts.items()}
     assert kinds == {
         "each at its own best rate": "equivalent",
         "both at Adam's best rate, 0.003": "worse",
@@ -148,7 +148,7 @@ def test_own_best_rates_and_a_common_rate_have_separate_verdicts() -> None:
     }
     ahead = EXPERIMENT.summary(results({"Adam": 3e-3, "CAdam": 1e-2}, ahead=0.005)).verdicts
     assert ahead["each at its own best rate"].kind == "better"
-    rows = {row.label: row for row in EXPERIMENT.summary(found).rows}
+    rows = {row.label: row for row in EXPERIMENT.summary(simulated).rows}
     assert rows["log loss: each at its own best rate"].values["difference"] == pytest.approx(0, abs=1e-4)
     assert rows["GAUC by impressions: CAdam within 0.01 of its best"].values == {
         "low": 3e-3,
@@ -156,7 +156,7 @@ def test_own_best_rates_and_a_common_rate_have_separate_verdicts() -> None:
         "best": 1e-2,
     }
     assert "each at its own best rate: difference over users" in rows
-    assert len(EXPERIMENT.figures(found)) == 1
+    assert len(EXPERIMENT.figures(simulated)) == 1
 
 
 # The real files ---------------------------------------------------------------------------------------------

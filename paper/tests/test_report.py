@@ -1,4 +1,4 @@
-"""The report: all numbers come from the results, and a browser shows the single file without errors."""
+"""The report: all numbers come from the results, and a browser shows the file without errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from walks import TUNED, WALK, make_spec
 
 from cadam.ab.report import palette
-from cadam.ab.report.page import Heading
 from cadam.ab.results import Outcome
 from cadam.ab.summary import Row, Summary
 from cadam.statistics.comparison import Kind
@@ -23,7 +22,7 @@ from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Plan
 from cadam_paper.harness.runner import Request
 
-HEADING = Heading("Walks", ("Where they lead.",))
+HEADING = report.Heading("Walks", ("Where they lead.",))
 
 
 @pytest.fixture
@@ -185,7 +184,7 @@ def test_on_a_phone_a_wide_figure_can_be_scrolled(cache: Cache, tmp_path: Path) 
         "</script>"
     )
     seen = {}
-    for width in (500, 1200):  # headless chromium has no window below 500
+    for width in (500, 1200):  # headless Chromium has no narrower window
         file.write_text(page(cache) + ask, encoding="utf-8")
         call = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
         call += [f"--window-size={width},800", "--dump-dom", str(file)]

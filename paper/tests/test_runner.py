@@ -1,4 +1,4 @@
-"""The runner: killed and resumed at any moment, in two processes at once, with `force`, and with failing runs."""
+"""The runner: interruption and resumption, several processes, `force`, and failing runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(folder: Path, seeds: int = 3, experiment: Experiment = WALK, **options: 
 
 
 def bits(folder: Path, seeds: int) -> dict[str, object]:
-    """Return the results without their cost."""
+    """Return the outcomes of results as bytes, without their provenance."""
     request = runner.read(Cache(folder), WALK, Plan("quick", seeds))
     assert request.complete
     return {
@@ -76,13 +76,13 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_running_again_computes_nothing(tmp_path: Path) -> None:
     first, second = run(tmp_path), run(tmp_path)
     assert count(first[1]) == {"start": 6, "computed": 6}
-    assert count(second[1]) == {"found": 6}
+    assert count(second[1]) == {"stored": 6}
     assert second[0].complete
 
 
 def test_more_seeds_compute_only_the_new_ones(tmp_path: Path) -> None:
     run(tmp_path, 3)
-    assert count(run(tmp_path, 5)[1]) == {"found": 6, "start": 4, "computed": 4}
+    assert count(run(tmp_path, 5)[1]) == {"stored": 6, "start": 4, "computed": 4}
 
 
 def test_all_first_seeds_are_computed_before_second_seeds(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_phases_follow_each_other_and_resume(tmp_path: Path) -> None:
     request, events = run(tmp_path, experiment=TUNED)
     assert count(events)["computed"] == 12 + 6
     assert {r.spec.lr for r in request.results.tests()} == {0.01}, "the best on tuning seeds"
-    assert count(run(tmp_path, experiment=TUNED)[1]) == {"found": 18}
+    assert count(run(tmp_path, experiment=TUNED)[1]) == {"stored": 18}
 
 
 def test_results_are_the_same_after_twenty_kills(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,24 +131,24 @@ def test_results_are_the_same_after_twenty_kills(tmp_path: Path, log: Path, monk
     monkeypatch.setenv("LAB_TEST_SLEEP", "0.01")
     moments = random.Random(4)
     for left in reversed(range(20)):
-        stored = cells_in(broken)
+        stored = files_in(broken)
         begun = len(log.read_text().splitlines())
         pid = in_child(lambda: run(broken, SEEDS))
         time.sleep(moments.uniform(0, 0.08))
         if not left:  # a slow host may have stored nothing so far
-            wait_for(lambda: bool(cells_in(broken)))
+            wait_for(lambda: bool(files_in(broken)))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         again = set(log.read_text().splitlines()[begun:])
         done = {make_spec(a, 0.1, s).key() for a in ARMS for s in range(SEEDS) if _name(broken, a, s) in stored}
         assert not again & done, "a stored spec was computed again"
-    assert 0 < len(cells_in(broken)) < 2 * SEEDS, "the kills came too early or too late"
+    assert 0 < len(files_in(broken)) < 2 * SEEDS, "the kills came too early or too late"
     run(broken, SEEDS)
     assert bits(broken, SEEDS) == bits(whole, SEEDS)
     assert names(broken) == names(whole)
 
 
-def cells_in(folder: Path) -> set[str]:
+def files_in(folder: Path) -> set[str]:
     """Return the names of the stored files."""
     return {path.stem for path in folder.glob("walk/*.json") if path.name != "plan.json"}
 
@@ -212,7 +212,7 @@ def test_two_processes_share_the_work(tmp_path: Path, log: Path, monkeypatch: py
     computed = Counter(log.read_text().splitlines())
     assert len(computed) == 20
     assert set(computed.values()) == {1}, "a spec was computed twice"
-    assert count(run(tmp_path / "specs", 10)[1]) == {"found": 20}
+    assert count(run(tmp_path / "specs", 10)[1]) == {"stored": 20}
 
 
 def test_a_damaged_result_is_reported_and_computed_again(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_damaged_result_is_reported_and_computed_again(tmp_path: Path) -> None
     damaged[0].write_bytes(damaged[0].read_bytes()[:100])
     damaged[1].write_text(damaged[1].read_text().replace('"seconds": ', '"seconds": 1'))
     request, events = run(tmp_path)
-    assert count(events) == {"found": 4, "damaged": 2, "start": 2, "computed": 2}
+    assert count(events) == {"stored": 4, "damaged": 2, "start": 2, "computed": 2}
     assert all(str(path) in " ".join(e.message for e in events) for path in damaged)
     assert request.complete
     assert bits(tmp_path, 3) == before
@@ -234,9 +234,9 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pyte
     request, events = run(tmp_path)
     assert count(events) == {"start": 6, "computed": 5, "failed": 1}
     assert [spec.seed for spec in request.missing] == [1]
-    assert "told to fail" in request.failed[make_spec("CAdam", 0.1, 1)]
+    assert "failure of the test" in request.failed[make_spec("CAdam", 0.1, 1)]
     monkeypatch.delenv("LAB_TEST_FAIL")
-    assert count(run(tmp_path)[1]) == {"found": 5, "start": 1, "computed": 1}
+    assert count(run(tmp_path)[1]) == {"stored": 5, "start": 1, "computed": 1}
 
 
 def test_workers_compute_the_same_results(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The theorem's lemmas as properties of the optimizer, and mutants of it that break them."""
+"""The lemmas of the convergence theorem hold for CAdam, and modified optimizers violate them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import archive_names, theory
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
-MEETING = [name for name, function in theory.FUNCTIONS.items() if not function.violation]
+COVERED = [name for name, function in theory.FUNCTIONS.items() if not function.violation]
 
 
 @st.composite
 def problems(draw: Callable[..., Any]) -> dict[str, Any]:
-    """A quadratic of some width, not always convex, and options the lemmas allow.
+    """Draw a quadratic function, which may be non-convex, and options that the lemmas allow.
 
-    Gradients go from far below eps to far above, and the step size is the largest for the true smoothness.
+    Gradients range from far below eps to far above, and the step size is the largest that the smoothness allows.
     """
     width = draw(st.integers(1, 4))
     rows = draw(st.lists(st.lists(UNIT, min_size=width, max_size=width), min_size=width, max_size=width))
@@ -37,8 +37,10 @@ def problems(draw: Callable[..., Any]) -> dict[str, Any]:
     return {"hessian": hessian, "start": start, "eps": eps, "lr": eps / (6 * smoothness), "betas": betas}
 
 
-def broken(optimizer: type[cadam.Optimizer], problem: dict[str, Any], factor: float = 1.0, steps: int = 12) -> set[str]:
-    """The lemmas that a run breaks; G is the longest gradient it met, the least that the lemmas allow."""
+def violated_lemmas(
+    optimizer: type[cadam.Optimizer], problem: dict[str, Any], factor: float = 1.0, steps: int = 12
+) -> set[str]:
+    """Return the lemmas that a run violates, with the smallest valid G: the largest gradient norm of the run."""
     hessian, eps, lr = problem["hessian"], problem["eps"], problem["lr"]
     start = problem["start"][None]
     trace = theory.record_run(optimizer, start, lambda x, _: x @ hessian, steps, lr=lr, eps=eps, betas=problem["betas"])
@@ -55,12 +57,12 @@ def broken(optimizer: type[cadam.Optimizer], problem: dict[str, Any], factor: fl
             factor=factor,
         )
 
-    found = set()
+    violated = set()
     if run(max(longest, 1e-300)).violates_step_length.any():
-        found.add("step")
+        violated.add("step")
     if run(max(longest, eps)).violates_descent.any():
-        found.add("descent")
-    return found
+        violated.add("descent")
+    return violated
 
 
 def examples(n: int) -> Any:
@@ -73,11 +75,11 @@ def examples(n: int) -> Any:
 @examples(150)
 @given(problem=problems())
 def test_the_lemmas_hold_at_every_step(optimizer: type[cadam.Optimizer], problem: dict[str, Any]) -> None:
-    assert not broken(optimizer, problem)
+    assert not violated_lemmas(optimizer, problem)
 
 
 class Mutant(cadam.CAdam):
-    """CAdam, and then something else is done to the step."""
+    """CAdam with a modified step: `moved` returns the parameter after the step."""
 
     def step(self, closure: Any = None) -> Any:
         (param,) = self.param_groups[0]["params"]
@@ -90,8 +92,8 @@ class Mutant(cadam.CAdam):
     def moved(self, before: torch.Tensor, after: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def full(self) -> torch.Tensor:
-        """Adam's step."""
+    def unmasked_step(self) -> torch.Tensor:
+        """Return the step of Adam, without the mask."""
         group = self.param_groups[0]
         (state,) = self.state.values()
         t, (b1, b2) = state["step"].item(), group["betas"]
@@ -101,10 +103,10 @@ class Mutant(cadam.CAdam):
 
 
 class Inverted(Mutant):
-    """Moves exactly the elements that should wait."""
+    """Updates exactly the elements that CAdam masks."""
 
     def moved(self, before: torch.Tensor, after: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        return torch.where(after != before, before, before + self.full())
+        return torch.where(after != before, before, before + self.unmasked_step())
 
 
 class Doubled(Mutant):
@@ -118,7 +120,7 @@ class Tripled(Mutant):
 
 
 class Uncorrected(Mutant):
-    """Forgets the first moment's bias correction."""
+    """Omits the bias correction of the first moment."""
 
     def moved(self, before: torch.Tensor, after: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         (state,) = self.state.values()
@@ -144,19 +146,19 @@ def test_a_modified_optimizer_violates_a_lemma(mutant: type[cadam.Optimizer], le
     @settings(examples(400), phases=[Phase.generate])
     @given(problem=problems())
     def holds(problem: dict[str, Any]) -> None:
-        assert lemma not in broken(mutant, problem, factor)
+        assert lemma not in violated_lemmas(mutant, problem, factor)
 
     with pytest.raises(AssertionError):
         holds()
 
 
 def test_the_printed_step_bound_does_not_detect_a_doubled_step() -> None:
-    """Its factor of 2 is never used: the proof gives alpha G/eps."""
+    """The printed bound is 2 alpha G/eps, but the proof gives alpha G/eps."""
 
     @examples(150)
     @given(problem=problems())
     def holds(problem: dict[str, Any]) -> None:
-        assert "step" not in broken(Doubled, problem, factor=2.0)
+        assert "step" not in violated_lemmas(Doubled, problem, factor=2.0)
 
     holds()
 
@@ -165,7 +167,10 @@ def test_the_printed_step_bound_does_not_detect_a_doubled_step() -> None:
 def test_one_gradient_of_the_wrong_sign_violates_descent_for_cadam_only(
     optimizer: type[cadam.Optimizer], breaks: bool
 ) -> None:
-    """1 - cos x near pi/2, a slope of 1. One flip in 20 leaves mhat right, but the mask asks the flipped gradient."""
+    """The last of 20 gradients has the wrong sign. This hardly changes mhat, but CAdam's mask uses that gradient.
+
+    The function is 1 - cos x near pi/2, where its slope is about 1.
+    """
     lr, eps, steps = 0.004, 0.5, 20
     trace = theory.record_run(
         optimizer,
@@ -176,14 +181,14 @@ def test_one_gradient_of_the_wrong_sign_violates_descent_for_cadam_only(
         eps=eps,
         betas=(0.99, 0.999),
     )
-    found = theory.check(trace, lambda x: (1 - np.cos(x)).sum(-1), np.sin, bound=1.0, lr=lr, eps=eps)
-    assert not found.violates_descent[:-1].any()
-    assert bool(found.violates_descent[-1, 0]) is breaks
+    checked = theory.check(trace, lambda x: (1 - np.cos(x)).sum(-1), np.sin, bound=1.0, lr=lr, eps=eps)
+    assert not checked.violates_descent[:-1].any()
+    assert bool(checked.violates_descent[-1, 0]) is breaks
 
 
-@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("name", COVERED)
 def test_functions_have_their_stated_smoothness(name: str) -> None:
-    """Gradients are the derivatives, Hessians at most l0 + lrho |gradient|^rho, and starts' gradients at most G."""
+    """Gradients are the derivatives, |Hessian| <= l0 + lrho |gradient|^rho, and |gradient| <= G at starting points."""
     function = theory.FUNCTIONS[name]
     rng = np.random.default_rng(0)
     spread = (0.05, 5.0) if name == "barrier" else (-5.0, 5.0)
@@ -203,7 +208,7 @@ def test_functions_have_their_stated_smoothness(name: str) -> None:
 
 
 def run_specs(steps: int = 300) -> list[RunSpec]:
-    """The experiment's specs but for the recipe's, cut short."""
+    """Return the specs of the experiment with fewer steps and runs, without those of the condition "recipe"."""
     return [
         replace(spec, settings={**spec.settings, "runs": 4, "steps": steps})
         for spec in theory.theorem_specs(theory.THEOREM.plan("quick", 1), Results())
@@ -219,8 +224,8 @@ def test_a_run_gives_the_same_bits_each_time() -> None:
 
 
 def test_the_mask_acts_where_the_lemmas_are_checked() -> None:
-    """Otherwise the check would be of Adam."""
-    for name in MEETING:
+    """If nothing were masked, CAdam would be equal to Adam."""
+    for name in COVERED:
         spec = next(
             c for c in run_specs(2000) if c.model == name and c.condition == "within" and c.optimizer == "CAdam"
         )
@@ -240,7 +245,7 @@ def test_the_verdict_is_read_from_the_results() -> None:
             fake.append(Result(spec, outcome, Provenance(0.0, 0, "cpu", {})))
     summary = theory.theorem_summary(Results(computed + fake))
     assert "0 violations" in summary.verdict
-    assert [row.verdict for row in summary.rows[: len(MEETING)]] == ["no violation"] * len(MEETING)
+    assert [row.verdict for row in summary.rows[: len(COVERED)]] == ["no violation"] * len(COVERED)
     assert summary.rows[-1].values["CAdam exponent"] == pytest.approx(-4)
     first = computed[0]
     worse = Outcome({**first.outcome.metrics, "descent_broken": 3.0}, first.outcome.curves)

@@ -24,18 +24,18 @@ def make_spec(optimizer: str, lr: float, seed: int, **settings: Any) -> RunSpec:
     return RunSpec("walk", "none", "made up", optimizer, lr, "steady", seed, settings)
 
 
-def run_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
+def run_specs(plan: Plan, results: Results) -> Sequence[RunSpec]:
     return [make_spec(arm, 0.1, seed) for arm in ARMS for seed in plan.test_seeds()]
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """Compute a random walk; environment variables make the computation logged, slow or failing."""
+    """Compute a random walk. Environment variables add a log, a delay or a failure."""
     if log := os.environ.get("LAB_TEST_LOG"):
         with Path(log).open("a") as file:
             file.write(f"{spec.key()}\n")
     time.sleep(float(os.environ.get("LAB_TEST_SLEEP", "0")))
     if os.environ.get("LAB_TEST_FAIL") == f"{spec.optimizer} {spec.seed}":
-        raise RuntimeError("told to fail")
+        raise RuntimeError("failure of the test")
     random = np.random.default_rng([spec.seed, ARMS.index(spec.optimizer)])
     steps = random.normal(size=200)
     shift = abs(np.log10(spec.lr) + 2) + 0.1 * ARMS.index(spec.optimizer)
@@ -65,13 +65,13 @@ def figures(results: Results) -> Mapping[str, Any]:
     return {"Walks": figure}
 
 
-def tuned_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
+def tuned_specs(plan: Plan, results: Results) -> Sequence[RunSpec]:
     """Return every learning rate on tuning seeds first, then the best rate of each arm on test seeds."""
     tuning = [make_spec(arm, lr, seed) for arm in ARMS for lr in (1e-3, 1e-2, 1e-1) for seed in tuning_seeds(2)]
-    if len(found) < len(tuning):
+    if len(results) < len(tuning):
         return tuning
-    known = Results([r for r in found if r.spec in set(tuning)])
-    best = {arm: choose_lr(arm, known.where(optimizer=arm).metric_by_rate("loss"), "lower").lr for arm in ARMS}
+    tuned = Results([r for r in results if r.spec in set(tuning)])
+    best = {arm: choose_lr(arm, tuned.where(optimizer=arm).metric_by_rate("loss"), "lower").lr for arm in ARMS}
     return tuning + [make_spec(arm, best[arm], seed) for arm in ARMS for seed in plan.test_seeds()]
 
 

@@ -5,9 +5,12 @@ The content is written to a temporary file in the same folder, flushed to disk, 
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 
@@ -34,15 +37,32 @@ def write_with(path: Path, write: Callable[[Path], object], temporary: str | Non
         path: the file to create or replace.
         write: called with the path of the temporary file, which it writes.
         temporary: the name of the temporary file. A fixed name lets the next write overwrite the file that a killed
-            process left behind; use it only if no other process writes the same file. By default the name is random.
+            process left behind; use it only if no other process writes the same file. By default the name is random,
+            and the next write deletes such files unless a running process is writing them.
     """
     path = Path(os.path.realpath(path))
+    if temporary is None:
+        _remove_leftovers(path)
     new = path.with_name(temporary or f".{path.stem}.{uuid.uuid4().hex}.new")
-    try:
-        write(new)
-        flush_and_rename(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    # The lock marks the file as being written. It ends with the process, however that ends.
+    with nullcontext() if temporary else open(new, "xb") as file:
+        try:
+            if file is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            write(new)
+            flush_and_rename(new, path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete temporary files of a path that killed processes have left behind, but none that is being written."""
+    name = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{32}}\.new")
+    for leftover in path.parent.iterdir() if path.parent.is_dir() else ():
+        if name.fullmatch(leftover.name):
+            with suppress(OSError), open(leftover, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink(missing_ok=True)
 
 
 def flush_and_rename(new: Path, path: Path) -> None:

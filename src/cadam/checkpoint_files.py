@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,12 @@ def unpack_tree(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return array
     if kind == "dict":
         return {key: unpack_tree(entry, tensors) for key, entry in value}
-    if kind == "dtype":
-        return getattr(torch, value)
-    entries = [unpack_tree(entry, tensors) for entry in value]
-    return tuple(entries) if kind == "tuple" else entries
+    if kind in ("list", "tuple"):
+        entries = [unpack_tree(entry, tensors) for entry in value]
+        return tuple(entries) if kind == "tuple" else entries
+    if kind == "dtype" and isinstance(dtype := getattr(torch, value), torch.dtype):
+        return dtype
+    raise ValueError(f"{kind!r} with {value!r} is unknown")
 
 
 def write_tree(path: Path, tree: Any) -> None:
@@ -122,7 +125,7 @@ def read_tree(path: Path) -> Any:
     """Read the tree that `write_tree` wrote.
 
     Raises:
-        DamagedCheckpointError: if the file cannot be read or its content does not match its hash.
+        DamagedCheckpointError: if the file cannot be read, its content does not match its hash, or it has no tree.
         ImportError: if safetensors is not installed.
     """
     try:
@@ -139,7 +142,41 @@ def read_tree(path: Path) -> Any:
         raise DamagedCheckpointError(f"{path}: its format is {metadata.get('format')!r}, not {FORMAT!r}")
     if _hash(metadata.get("tree", ""), tensors) != metadata.get("sha256"):
         raise DamagedCheckpointError(f"{path}: its content does not match the hash in its header")
-    return unpack_tree(json.loads(metadata["tree"]), tensors)
+    try:
+        return unpack_tree(json.loads(metadata["tree"]), tensors)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path}: its header does not describe a checkpoint: {error!r}") from error
+
+
+@contextmanager
+def expect_valid_content(what: Path | str) -> Iterator[None]:
+    """Report values that are missing in an intact checkpoint or have another type as a DamagedCheckpointError.
+
+    Args:
+        what: the checkpoint, or the part of it that is being loaded.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise DamagedCheckpointError(
+            f"{what} is not damaged, but its content is not that of a learner's checkpoint ({error!r}): move it away"
+        ) from error
+
+
+def check_like(value: Any, example: Any, name: str) -> None:
+    """Check that a value of a checkpoint has the type of an example.
+
+    A dict must have the keys of the example, and a list its length, with entries like those of the example.
+
+    Raises:
+        TypeError: if a value has another type.
+        LookupError: if a key or an entry is missing.
+    """
+    if isinstance(example, (Mapping, list)) and isinstance(value, type(example)):
+        for key in example if isinstance(example, Mapping) else range(len(example)):
+            check_like(value[key], example[key], f"{name}/{key}")
+    elif not isinstance(value, (int, float) if isinstance(example, (int, float)) else type(example)):
+        raise TypeError(f"{name} is {type(value).__name__}, not {type(example).__name__}")
 
 
 def _hash(text: str, tensors: Mapping[str, Tensor]) -> str:

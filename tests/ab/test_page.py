@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cadam.ab.report import palette
-from cadam.ab.report.page import Heading, Section, render_page
+from cadam.ab.report.page import Section, render_page
 from cadam.ab.study import Study
 from cadam.ab.summary import Row, Summary
 from cadam.ab.verdict import Recommendation, Verdict
@@ -26,19 +26,19 @@ RECOMMENDATION = Recommendation(
 )
 
 
-def page(summary: Summary | None) -> str:
+def page(summary: Summary) -> str:
     section = Section(
         "ab-made",
         "A study",
         "What it is.",
         "cadam ab",
         "2 runs.",
-        summary=summary,
-        state="Incomplete.",
+        "What GAUC is.",
+        summary,
         figures={"A <caption>": "<svg/>"},
         notes=["A note."],
     )
-    return render_page(Heading("A study"), [section])
+    return render_page("A study", section)
 
 
 def test_a_recommendation_comes_before_figures_and_numbers() -> None:
@@ -78,12 +78,6 @@ def test_intervals_of_a_recommendation_are_drawn_on_one_scale() -> None:
     assert chips == [("better", "ahead"), ("inconclusive", "inconclusive"), ("inconclusive", "unknown")]
     ends = re.findall(r'<line x1="([\d.]+)" x2="([\d.]+)" y1="6"', table)
     assert ends == [("123.8", "171.2"), ("5.0", "147.5")]
-
-
-def test_an_incomplete_study_has_no_numbers() -> None:
-    text = page(None)
-    assert "Incomplete." in text
-    assert "<table" not in text
 
 
 def test_colors_belong_to_optimizers() -> None:

@@ -17,7 +17,7 @@ from cadam.ab import runner
 from cadam.ab.report.console import Progress
 from cadam.ab.results import Outcome, Provenance, Result, RunSpec
 from cadam.ab.run_arm import run_arm
-from cadam.ab.runner import DamagedResultError, RunCache, RunEvent, StudyRunner
+from cadam.ab.runner import DamagedResultError, RunCache, RunEvent, StudyRunner, count_workers
 from cadam.ab.study import Study, count_work
 from tests.ab.helpers import ab_command, make_settings, make_spec
 
@@ -73,9 +73,9 @@ def test_workers_compute_the_same_as_one_process_and_the_cache_resumes(
     first = StudyRunner(study, 2, RunCache(folder / "one"))
     first.run()
     assert first.missing == 0
-    monkeypatch.setattr(runner, "count_workers", lambda seconds: 2)
+    monkeypatch.setattr(runner, "count_workers", lambda seconds, limit: 2)
     events: list[RunEvent] = []
-    second = StudyRunner(study, 2, RunCache(folder / "two"), notify=events.append)
+    second = StudyRunner(study, 2, RunCache(folder / "two"), workers=2, notify=events.append)
     second.run()
     assert [r.spec for r in second.results] == [r.spec for r in first.results]
     assert all(a.outcome.metrics == b.outcome.metrics for a, b in zip(first.results, second.results, strict=True))
@@ -88,6 +88,12 @@ def test_workers_compute_the_same_as_one_process_and_the_cache_resumes(
     kinds = [event.kind for event in events]
     assert (kinds.count("damaged"), kinds.count("computed")) == (1, 1)
     assert kinds.count("cached") == len(first.results) - 1
+
+
+def test_the_number_of_workers_is_limited() -> None:
+    assert count_workers(1e6, 1) == 1
+    assert count_workers(1e6, 3) == 3
+    assert count_workers(0.0, 3) == 1
 
 
 def test_a_failed_run_leaves_the_study_incomplete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +137,7 @@ def test_the_time_left_follows_the_pace_of_computed_runs(folder: Path, monkeypat
 
 def test_killing_the_command_ends_its_workers_and_loses_only_runs_in_progress(folder: Path) -> None:
     """The parent process is killed with SIGKILL, so it cannot end its workers itself."""
-    slow = "import time\nimport cadam.ab.runner as runner\nrunner.count_workers = lambda seconds: 2\n"
+    slow = "import time\nimport cadam.ab.runner as runner\nrunner.count_workers = lambda seconds, limit: 2\n"
     code = f"{slow}from cadam.cli.main import main\nimport sys\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     (folder / "command.py").write_text(code)
     model = (folder / "model.py").read_text()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 import cadam
-from cadam.cli import arguments, bench_cases, commands, main
+from cadam.cli import arguments, commands, main
 from cadam.online import models
-from cadam.online.data.sources import registry
-from cadam.online.metrics.registry import METRICS
 
 HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "pandas")
 
@@ -58,7 +60,7 @@ def test_help_lists_only_commands_that_are_installed(
     with pytest.raises(SystemExit):
         main.main(["--help"])
     first_words = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert {"ab", "run", "schema", "export", "bench"} <= first_words
+    assert {"ab", "run", "schema", "export"} <= first_words
     assert not first_words & set(commands.PAPER_COMMANDS)
 
 
@@ -89,12 +91,117 @@ def test_a_broken_command_of_another_package_leaves_ours(
     assert "no_such_module" in capsys.readouterr().err
 
 
-def test_names_in_the_help_are_those_of_the_implementation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_in_the_help_are_those_of_the_implementation() -> None:
     """The arguments are defined apart from the implementation, to keep the help light."""
     assert tuple(models.MODELS) == arguments.MODEL_NAMES
-    assert tuple(METRICS) == arguments.METRIC_NAMES
-    assert tuple(bench_cases.SUITES) == arguments.BENCHMARK_SUITES
+
+
+# Output and signals ----------------------------------------------------------------------------------------------
+
+
+CLICKS = "user,label\n" + "".join(f"é{number % 7},{number % 2}\n" for number in range(2000))
+"""Events with a user whose name is not ASCII."""
+
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def start(*words: object, **options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cadam", *map(str, words)]
+    options = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, **options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("schema", "clicks.csv", "--label", "label"),
+        ("run", "clicks.csv", "--label", "label"),
+        ("ab", "clicks.csv", "--label", "label", "--user", "user"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_ends_with_141_if_nobody_reads_its_output(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    with start(*words, cwd=tmp_path) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+    assert process.returncode == 141, errors
+    assert "Error" not in errors
+
+
+def test_characters_that_the_console_does_not_have_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "clické.csv").write_text(CLICKS.replace("user", "usér"), encoding="utf-8")
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    with start("run", "clické.csv", "--label", "label", cwd=tmp_path, env=environment) as process:
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert b"us\\xe9r" in output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_output_that_cannot_be_written_is_a_failure_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full, start("--help", stdout=full) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    (line,) = errors.decode().splitlines()
+    assert "standard output" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_a_run_on_a_full_disk_learns_and_reports_the_lost_output(tmp_path: Path) -> None:
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    words = ("run", "clicks.csv", "--label", "label")
+    with Path("/dev/full").open("w") as full, start(*words, stdout=full, cwd=tmp_path) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert b"the stream has ended at 2,000 events" in errors
+    assert b"standard output cannot be written" in errors
+    assert list((tmp_path / "runs" / "clicks").glob("checkpoint-*"))
+
+
+def test_a_closed_standard_output_does_not_end_a_run(tmp_path: Path) -> None:
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    command = f"{shlex.quote(sys.executable)} -m cadam run clicks.csv --label label >&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the stream has ended at 2,000 events" in done.stderr
+
+
+@pytest.mark.parametrize("moment", ["cadam.online.run_config.infer_schema", "cadam.online.models.build"])
+def test_sigterm_during_startup_ends_the_run_and_leaves_no_file(moment: str, tmp_path: Path) -> None:
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    program = (
+        "import os, signal, sys\n"
+        "from pkgutil import resolve_name\n"
+        "from cadam.cli.main import main\n"
+        f"module, name = resolve_name({moment.rpartition('.')[0]!r}), {moment.rpartition('.')[2]!r}\n"
+        "function = getattr(module, name)\n"
+        "def terminated(*arguments, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return function(*arguments, **options)\n"
+        "setattr(module, name, terminated)\n"
+        "sys.exit(main(['run', 'clicks.csv', '--label', 'label', '--quiet']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 143
+    assert done.stderr == "cadam run: interrupted before anything was done\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["clicks.csv"]
+
+
+def test_a_command_whose_packages_are_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
     with pytest.raises(SystemExit):
-        main.main(["run", "--help"])
-    text = capsys.readouterr().out
-    assert [scheme for scheme in registry.schemes() if f"{scheme}:" not in text] == []
+        main.main(["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "run (needs safetensors:" in words
+    assert "schema Infer" in words
+    assert main.main(["run", "no-such-file.csv", "--label", "click"]) == 5
+    error = capsys.readouterr().err
+    assert "cadam run:" in error
+    assert ".[online]" in error

@@ -24,6 +24,7 @@ from cadam.online import LinesSource, Schema, measure, recompute
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
 from cadam.online.models.model_file import OptimizerSpec
 from cadam.online.persistence.prediction_log import PredictionLog
+from cadam.online.training_step import default_threads
 from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
 from tests.online.streams import build, learner, table
 
@@ -110,6 +111,32 @@ def test_invalid_numbers_are_rejected(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("options", "threads"), [((), 1), (("--threads", 3), 3)])
+def test_a_small_model_uses_one_thread_unless_another_number_is_given(
+    options: tuple[object, ...], threads: int, tmp_path: Path
+) -> None:
+    write_csv(tmp_path / "events.csv", table(100))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert run("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", *options) == 0
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_default_number_of_threads_depends_on_dense_weights_and_batch_size() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tables = online.models.build("deepfm", Schema({"user": "hash:10000000"}, label="click"))
+        assert default_threads(tables, 1024) == 1
+        large = torch.nn.Linear(1000, 1000)
+        assert [default_threads(large, size) for size in (1, 64, 1024)] == [1, 1, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_signal_while_the_state_is_read_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_csv(tmp_path / "events.csv", table(300))
     arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
@@ -190,7 +217,7 @@ def test_a_run_does_not_resume_with_another_schema(
         ({"--model": "build"}, "no model is called 'build'; there are linear, fm, deepfm"),
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
         ({"--model": MODEL.replace(":build", ":nothing")}, "returned a NoneType"),
-        ({"--data": "ftp://x"}, "ftp://x does not exist; a source is one of"),
+        ({"--data": "ftp://x"}, "ftp://x does not exist\na source is one of\n  PATH"),
         ({"--data": "clicks.parquet"}, "clicks.parquet does not exist"),
         ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
@@ -297,7 +324,7 @@ def test_a_model_may_take_features_in_any_way() -> None:
 @pytest.mark.parametrize(
     ("package", "more", "advice"),
     [
-        ("safetensors", [], "checkpoints need safetensors: pip install safetensors"),
+        ("safetensors", [], "needs safetensors: in a clone of the project, pip install"),
         ("pyarrow", ["--log", "log"], "need pyarrow: pip install pyarrow"),
         ("pyarrow", ["--data", "parquet:here"], "need pyarrow: pip install pyarrow"),
         ("redis", ["--data", "redis://localhost/clicks"], "need redis-py: pip install"),
@@ -503,7 +530,7 @@ def test_a_resumed_run_without_new_events_says_so(
         assert f"the checkpoint in {tmp_path / name} is at the end of the data (20 events)" in told.err
         assert "another --checkpoint" in told.err
         assert "stream has ended" not in told.err
-        assert "  average    since constant" in told.out
+        assert "  average   recent" in told.out
 
 
 def test_metrics_that_differ_from_the_checkpoint_are_reported_before_the_run(

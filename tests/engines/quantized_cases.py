@@ -176,7 +176,34 @@ def row_steps() -> None:
     compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
 
 
-CASES = (dense, huge, rows, rows_apart, records, distinct_rows, distinct_ids_that_are_no_rows, row_steps)
+def stochastic_rounding() -> None:
+    """The noise of bfloat16 parameters depends on `rounding_seed` and the parameter, not on torch's seed."""
+    selection.ENGINES = (*FUSED, *REFERENCE)
+
+    def rounded(sparse: bool, torch_seed: int = 0, **options: Any) -> list[Tensor]:
+        torch.manual_seed(torch_seed)
+        params: list[Tensor] = [torch.nn.Parameter(torch.ones(20, 64, dtype=torch.bfloat16)) for _ in range(2)]
+        optimizer = cadam.CAdam(params, lr=1e-3, stochastic_rounding=True, **options)
+        for _ in range(2):
+            for param in params:
+                param.grad = torch.ones_like(param).to_sparse(1) if sparse else torch.ones_like(param)
+            optimizer.step()
+        return params
+
+    for sparse in (False, True):
+        for moments in ("float32", "int8"):
+            first, second = rounded(sparse, moments=moments)
+            assert 0.2 < (first < 1).float().mean() < 0.8
+            assert not torch.equal(first, second)
+            for param, same in zip((first, second), rounded(sparse, torch_seed=1, moments=moments), strict=True):
+                assert torch.equal(param, same)
+            assert not torch.equal(first, rounded(sparse, moments=moments, rounding_seed=1)[0])
+
+
+CASES = (
+    *(dense, huge, rows, rows_apart, records, distinct_rows, distinct_ids_that_are_no_rows, row_steps),
+    stochastic_rounding,
+)
 
 if __name__ == "__main__":
     run_named({case.__name__: case for case in CASES})

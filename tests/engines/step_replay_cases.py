@@ -1,4 +1,4 @@
-"""What the replayed step must do, each case a function. Run by test_step_replay.py, with Triton's interpreter.
+"""Cases for the replayed step, each of them a function. Run by test_step_replay.py, with Triton's interpreter.
 
 There is no device here: the interpreter runs the kernels, and functions of this file stand for the CUDA driver. The
 compiled function that checks and launches is the real one.
@@ -42,7 +42,7 @@ cuda_rows.TILE_ELEMENTS = 32  # so that a few ids fill several tiles, and the in
 
 
 class State:
-    """Of the device, as the driver tells it."""
+    """The attributes of the device, as the driver reports them."""
 
     stream, context, capturing, busy, launched = 0, 1, 0, 0, 0
 
@@ -60,7 +60,7 @@ def bound(launch: Any, kind: Any) -> step_replay.BoundKernel:
 
 
 def given(launch: Any) -> tuple[str, ...]:
-    """The arguments that such a launch of a kernel has."""
+    """Return the names of the arguments of a launch."""
     absent = {"found_inf", *([] if launch.constants.get("COUNT") else ["counts"]), *launch.constants}
     absent |= {"sources"} if launch.constants.get("IN_BAGS") is False else set()
     absent |= {"error"} if "order" in launch.kernel.arg_names else set()  # the kernel that makes the keys reports
@@ -85,7 +85,7 @@ def copy(to: int, source: int, size: int, stream: int) -> int:
     return 0
 
 
-NUMBERS = {"stride", "only", "seed", "n", "rows", "width", "bags", "batch", "first"}
+NUMBERS = {"stride", "tensor_number", "seed", "n", "rows", "width", "bags", "batch", "first"}
 TYPES = dict.fromkeys(["table", "grads", "ids", "error", "counts", "order", "offsets", "starts"], torch.int64)
 TYPES |= {"keys": torch.int16, "sources": torch.int32, "owners": torch.int32, "coefficients": torch.float64}
 
@@ -107,7 +107,7 @@ def launch(
 
 
 def memory(address: int, dtype: torch.dtype) -> Tensor:
-    """A stretch of it, as the interpreter takes it."""
+    """Return a range of memory in the form that the interpreter accepts."""
     if not address:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer((ctypes.c_char * 4096).from_address(address), dtype=dtype)
@@ -208,7 +208,7 @@ def both(make: Callable[..., Trained] = made, **options: Any) -> tuple[Trained, 
 
 
 def begin(make: Callable[..., Trained] = made, **options: Any) -> tuple[Trained, Trained]:
-    """Both after three steps, of which the second recorded the third."""
+    """Return both optimizers after three steps; the second step recorded the third."""
     a, b = both(make, **options)
     for seed in range(3):
         assert a.step(seed) == (seed > 1), a.not_replayed
@@ -257,7 +257,7 @@ def new_parameter(t: Trained) -> None:
     t.group["params"][1] = torch.nn.Parameter(torch.ones(4))
 
 
-# What changes after the third step, and whether the fourth is a replayed one all the same.
+# The changes after the third step, and whether the fourth step is still replayed.
 CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "nothing": (lambda t: None, True),
     "the learning rate": (set_option("lr", 0.5), True),
@@ -280,7 +280,7 @@ CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "a parameter of the group": (new_parameter, False),
     "a hook": (lambda t: t.optimizer.register_step_post_hook(lambda *a: None), True),
 }
-UNEQUAL = ("a step count", "the memory of a step count")  # parameters with coefficients of their own go the usual way
+UNEQUAL = ("a step count", "the memory of a step count")  # parameters with different coefficients take a planned step
 
 TABLE_CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "the learning rate": (set_option("lr", 0.5), True),
@@ -319,10 +319,11 @@ def gradients_come_and_go() -> None:
     for seed, without in enumerate([(), (), (), (1,), (1,), (1,), (), (), ()]):
         found.append(a.step(seed, without))
         assert not b.step(seed, without)
-    # Once a parameter has missed a step, it has coefficients of its own.
+    # Once a parameter has missed a step, its coefficients differ from the others.
     assert found == [False, False, True, False, False, True, False, False, False], found
     assert_same(a, b)
-    for odd in (torch.randn(80)[::2], lazily_negated(torch.randn(40))):
+    negated = torch._neg_view(torch.randn(40))
+    for odd in (torch.randn(80)[::2], lazily_negated(torch.randn(40)), negated):
         a, b = begin()
         assert a.step(3)
         b.step(3)
@@ -503,7 +504,7 @@ def an_option_at_the_address_of_the_one_before() -> None:
 
 
 def weight_decay_sets_in_at_the_address_of_the_one_before() -> None:
-    """The update itself is another one then."""
+    """Weight decay changes the update itself."""
     a, b = begin()
     assert a.group["weight_decay"] == 0
     for t in (a, b):
@@ -669,7 +670,7 @@ def batches_of_odd_size() -> None:
 
 
 def turned_off() -> None:
-    """By the environment for the whole process, by an option for one optimizer; either is told."""
+    """Replay is turned off by the environment for a process, or by an option for an optimizer; `explain` says so."""
     a = made(True)
     os.environ["CADAM_REPLAY"] = "0"
     assert not any(a.step(seed) for seed in range(4))
@@ -755,7 +756,7 @@ def other_threads_run_while_the_driver_waits() -> None:
             time.sleep(0.001)
 
     thread = threading.Thread(target=other)
-    sys.setswitchinterval(60)  # nobody has to give the lock away
+    sys.setswitchinterval(60)  # no thread has to release the lock
     thread.start()
     before = ran[0]
     a.optimizer.step()

@@ -7,6 +7,7 @@ an optimizer that never lived before, made with what is there now, does the same
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
+from cadam.engines.step_plan import StepPlan
 from cadam.native import tensor_snapshot
 from tests.optim.exact import assert_identical, present
 
@@ -505,3 +507,61 @@ def test_a_module_with_complex_parameters_can_be_swapped_to_another_dtype_betwee
     step()
     assert p.dtype == torch.complex128
     torch.testing.assert_close(torch.view_as_real(before - p.detach()), torch.tensor([[0.1, -0.1]] * 3).double())
+
+
+# The work of planning ------------------------------------------------------------------------------------------------
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Return the number of Python functions that are called."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_the_work_for_named_tables_grows_with_their_number_and_not_with_its_square(moments: str) -> None:
+    def calls(tables: int) -> tuple[int, int]:
+        named = [(f"table.{i}", torch.nn.Parameter(torch.zeros(10, 2))) for i in range(tables)]
+        for _, table in named:
+            table.grad = torch.ones(10, 2).to_sparse(1)
+        optimizer = cadam.CAdam(named, moments=moments)
+        return count_calls(optimizer.step), count_calls(optimizer.step)
+
+    calls(2)  # imports modules
+    few, many = calls(20), calls(200)
+    assert all(after < 12 * before for before, after in zip(few, many, strict=True)), (few, many)
+
+
+def test_a_changing_set_of_gradients_makes_no_new_plan_and_no_slot_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[StepPlan] = []
+    slots: list[Tensor] = []
+    make_plan, make_slot = StepPlan.__init__, cadam.Optimizer._slot
+
+    def new_plan(plan: StepPlan, *args: Any) -> None:
+        plans.append(plan)
+        make_plan(plan, *args)
+
+    def new_slot(optimizer: cadam.Optimizer, param: Tensor, *args: Any) -> Any:
+        slots.append(param)
+        return make_slot(optimizer, param, *args)
+
+    monkeypatch.setattr(StepPlan, "__init__", new_plan)
+    monkeypatch.setattr(cadam.Optimizer, "_slot", new_slot)
+    params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(60)]
+    optimizer = cadam.CAdam(params)
+    for step in range(12):
+        for i, param in enumerate(params):
+            param.grad = torch.ones(3) if (i + step) % 3 else None
+        optimizer.step()
+    assert len(plans) == 1
+    assert len(slots) == len(params)

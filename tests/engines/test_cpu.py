@@ -133,8 +133,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def edited(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A rule was edited since the package's library was compiled. The user's cache."""
-    header = c_source.header() + "/* edited */\n"
+    header, fingerprint = c_source.header() + "/* edited */\n", build.fingerprint("edited")
     monkeypatch.setattr(c_source, "header", lambda: header)
+    monkeypatch.setattr(build, "fingerprint", lambda: fingerprint)
     return fresh
 
 
@@ -168,6 +169,11 @@ if "-shared" in sources:
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
     return script
+
+
+def test_the_library_is_loaded_without_generating_its_sources(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_source, "header", lambda: pytest.fail("the header was generated"))
+    assert engine_of_a_step().engine == "native"
 
 
 def test_after_a_rule_is_edited_the_library_is_compiled_again_once(compiler: Path, edited: Path) -> None:
@@ -243,8 +249,8 @@ def test_a_library_without_a_fingerprint_is_compiled_again(
 def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
     compiler: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = c_source.header()
-    path = build.cache_path(f"package-{build.fingerprint(header)}.so")
+    header, fingerprint = c_source.header(), build.fingerprint()
+    path = build.cache_path(f"package-{fingerprint}.so")
     path.parent.mkdir()
     path.write_bytes(b"damaged")
     is_intact, both, looked, made = build.is_intact, threading.Barrier(2), threading.local(), []
@@ -256,16 +262,16 @@ def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
             both.wait(60)
         return found
 
-    def make(*args: Any) -> Path:
+    def make(*args: Any, **options: Any) -> Path:
         made.append(args)
-        return link(*args)
+        return link(*args, **options)
 
     link = build.build
     monkeypatch.setattr(build, "is_intact", is_intact_at_once)
     monkeypatch.setattr(build, "build", make)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: loader._compile("package", header), range(2)))
-    assert [one.cadam_fingerprint().decode() for one in found] == [build.fingerprint(header)] * 2
+        found = list(pool.map(lambda _: loader._compile("package", header, fingerprint), range(2)))
+    assert [one.cadam_fingerprint().decode() for one in found] == [fingerprint] * 2
     assert len(made) == 1
 
 
@@ -315,16 +321,16 @@ def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_kernels_the_best_torch_way_runs_and_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
-    with pytest.warns(RuntimeWarning, match="no fused kernels on cpu.*installed without its compiled kernels"):
+    with pytest.warns(RuntimeWarning, match="no fused kernels on cpu.*has no compiled kernels"):
         row = engine_of_a_step()
     assert row.engine == "foreach"
-    assert "without its compiled kernels" in row.passed_over["native"].reason
+    assert "no compiled kernels" in row.passed_over["native"].reason
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine_of_a_step()  # it was said
     p = torch.zeros(3, requires_grad=True)
     p.grad = torch.ones(3)
-    with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*without its compiled kernels"):
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*no compiled kernels"):
         cadam.CAdam([p], fused=True).step()
 
 
@@ -687,3 +693,16 @@ def test_a_lazily_negated_gradient_keeps_its_sign_next_to_any_other(kind: str) -
     optimizer.step()
     assert [row.engine for row in optimizer.explain()] == ["native", "native"]
     torch.testing.assert_close(w.detach(), torch.tensor([0.4]))
+
+
+def test_a_lazily_negated_gradient_that_covers_its_whole_memory_keeps_its_sign() -> None:
+    """In the first step, and in a later one, at the address of the gradient before it."""
+    params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    optimizers = [cadam.CAdam([param], lr=0.1) for param in params]
+    memory = torch.ones(4)
+    for is_negated in (True, False, True):
+        params[0].grad = torch._neg_view(memory) if is_negated else memory
+        params[1].grad = -memory if is_negated else memory.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert torch.equal(*params)

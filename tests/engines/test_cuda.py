@@ -577,10 +577,10 @@ def test_a_table_of_more_than_2_31_elements() -> None:
 # Stochastic rounding -------------------------------------------------------------------------------------------
 
 
-def rounded(seed: int, steps: int, layout: str, capturable: bool = False) -> Tensor:
-    torch.manual_seed(seed)
+def rounded(rounding_seed: int, steps: int, layout: str, capturable: bool = False) -> Tensor:
+    torch.seed()  # as on another rank
     p = torch.nn.Parameter(torch.ones(200, 1024, device="cuda", dtype=torch.bfloat16))
-    optimizer = cadam.SGDM([p], lr=1e-3, momentum=0.0, capturable=capturable)
+    optimizer = cadam.SGDM([p], lr=1e-3, momentum=0.0, capturable=capturable, rounding_seed=rounding_seed)
     optimizer.param_groups[0]["stochastic_rounding"] = True
     for _ in range(steps):
         p.grad = torch.ones_like(p) if layout == "dense" else torch.ones_like(p).to_sparse(1)

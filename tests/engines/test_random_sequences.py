@@ -137,6 +137,7 @@ GRADIENTS: dict[str, Callable[[Life, Tensor], Tensor | None]] = {
     "transposed": transposed,
     "strided": strided,
     "negated": lambda life, p: lazily_negated(plain(life, p)),
+    "wholly negated": lambda life, p: torch._neg_view(plain(life, p)),
     "conjugated": conjugated,
     "sparse": sparse,
     "zeros without memory": lambda life, p: torch._efficientzerotensor(p.shape, dtype=p.dtype, device=p.device),

@@ -1,4 +1,4 @@
-"""Runs the C kernels on buffers of exactly the sizes they are told, under AddressSanitizer.
+"""Run the C kernels on buffers of exactly the sizes that they receive, under AddressSanitizer.
 
 Needs no torch: started by test_native.py with the sanitizer preloaded. With the argument ``overrun`` it lies about a
 size, which the sanitizer must notice.
@@ -25,12 +25,12 @@ def in_two_parts(begin: int, end: int, grain: int, f: object, context: int) -> i
     return 0
 
 
-SIZES = (4, 8, 2, 2)  # of a parameter: float32, float64, bfloat16, float16
-REALS = (4, 8, 4, 4)  # of its buffers
+SIZES = (4, 8, 2, 2)  # bytes of a parameter's element: float32, float64, bfloat16, float16
+REALS = (4, 8, 4, 4)  # bytes of an element of its buffers
 
 
 def block(n: int, size: int) -> np.ndarray:
-    """n values of an own allocation, none of them special."""
+    """Return n values in a separate allocation, all of them finite."""
     return np.frombuffer(np.random.default_rng(n).integers(60, 64, n * size, np.uint8).tobytes(), np.uint8).copy()
 
 
@@ -57,7 +57,7 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     squares = np.zeros(1)
     found = c.cadam_sparse_squared_norm(*given, squares.ctypes.data, 3, in_two_parts)
     done = c.cadam_sparse_step(*given, coefficients.ctypes.data, 3, in_two_parts)
-    assert (found < 0) == (done < 0)  # of several bad ids either may be named
+    assert (found < 0) == (done < 0)  # either function may name any of several invalid ids
     return done
 
 
@@ -76,7 +76,7 @@ def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -
 
 
 def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: int, width: int) -> None:
-    """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts of their own."""
+    """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts for each row."""
     kernel, n, size = c.cadam_kernel_index(b"adam"), 3 * height, (4, 2, 1)[moments]
     ids = np.random.default_rng(n).integers(0, height, n)
     moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
@@ -115,15 +115,26 @@ def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, wid
     field_of = np.array([*range(places), *[places] * bag, *range(places + 1, places + 1 + numbers)], np.int32)
     alike = np.array([*range(places), *[places] * bag, *range(entries, entries + numbers)], np.int32)
     starts = height + (bins + 1) * np.arange(numbers)
-    statistics = [keep(np.zeros(numbers)) for _ in range(3)]
-    memory = int(np.array([1e6]).view(np.int64)[0])
+    sample_size, slot_stride, max_shift = 8, 3, 2
+    samples = [keep(np.zeros(numbers, np.int64)), keep(np.full((numbers, sample_size), np.inf))]
     arrays = [keep(field_of), keep(alike), keep(starts)]
-    inputs = [kernel, entries, places + (bag > 0), numbers, *arrays, bins, *statistics, memory]
+    inputs = [
+        kernel,
+        entries,
+        places + (bag > 0),
+        numbers,
+        *arrays,
+        bins,
+        *samples,
+        sample_size,
+        slot_stride,
+        max_shift,
+    ]
     model = np.array([word for one in parts for word in one] + inputs, np.int64)
     ids = np.concatenate(
         [5 * np.arange(places) + random.integers(0, 5, (n, places)), 5 * places + random.integers(0, 5, (n, bag))], 1
     )
-    values = random.normal(size=(n, numbers)).astype(np.float32)
+    values = random.normal(size=(n, numbers))
     values[random.random((n, numbers)) < 0.2] = np.nan
     given: list[np.ndarray] = [
         ids.astype(np.int64),
@@ -175,7 +186,7 @@ def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
     names, columns, stride = b"ab", 2, 48
     sizes = np.array([len(line) for line in made])
     ends = np.cumsum(sizes)
-    data = np.frombuffer(b"".join(made), np.uint8).copy()  # of just this size
+    data = np.frombuffer(b"".join(made), np.uint8).copy()  # an allocation of exactly this size
     begin, spans = ends - sizes, np.full((2, columns, stride), -1)
     quoted, became = np.zeros((columns, stride), np.uint8), np.zeros(len(made), np.uint8)
     column_of = np.array([0, -1, 1][:fields] + [-1] * (fields - 3), np.int64)

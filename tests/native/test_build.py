@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -152,6 +153,30 @@ def test_a_library_with_another_byte_is_not_whole(damage: Any, tmp_path: Path) -
     assert build.is_intact(path)
     path.write_bytes(damage(path.read_bytes()))
     assert not build.is_intact(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["rules/adam.py", "rules/update.py", "codegen/c_source.py", "codegen/trace.py", "native/src/cadam.h"]
+)
+def test_an_edited_source_is_another_fingerprint(name: str, hook: Any) -> None:
+    package = Path(hook.root) / "src" / "cadam"
+    spec = importlib.util.spec_from_file_location("copied_build", package / "native" / "build.py")
+    assert spec
+    assert spec.loader
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    assert copied.fingerprint() == build.fingerprint()
+    (package / name).write_text((package / name).read_text() + "\n")
+    assert copied.fingerprint() != build.fingerprint()
+
+
+def test_the_fingerprint_covers_every_module_that_generates_the_header() -> None:
+    code = "import sys, cadam.codegen.c_source; print(*(m.__file__ for n, m in sys.modules.items() if 'cadam.' in n))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    package = Path(cadam.__file__).parent
+    covered = {path for name in build.GENERATORS for path in package.glob(name)}
+    assert set(map(Path, done.stdout.split())) - covered == {package / "codegen" / "__init__.py"}
+    assert covered <= set(map(Path, done.stdout.split()))
 
 
 @pytest.mark.parametrize("flags", ["FLAGS", "X86_64_FLAGS"])

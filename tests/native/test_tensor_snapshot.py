@@ -106,6 +106,23 @@ def test_a_swapped_tensor_is_seen_and_others_cannot_be_swapped(language: str) ->
             torch.utils.swap_tensors(state, torch.ones(5))
 
 
+def test_a_lazily_negated_gradient_that_covers_its_whole_memory_is_seen(language: str) -> None:
+    param = torch.zeros(4, requires_grad=True)
+    grad = param.grad = torch.ones(4)
+    snapshot = TensorSnapshot([param], of_grads=True)
+    assert snapshot.kinds[0] >= 0
+    param.grad = torch._neg_view(grad)
+    assert snapshot.update() & CHANGED
+    assert snapshot.kinds.tolist() == [-1]
+
+
+def test_a_parameter_that_becomes_its_own_lazy_negative_is_seen(language: str) -> None:
+    param = torch.ones(4)
+    snapshot = TensorSnapshot([param])
+    param.data = torch._neg_view(param.data)
+    assert snapshot.update() & CHANGED
+
+
 def test_a_gradient_that_becomes_lazily_negated_at_the_same_address_is_seen(language: str) -> None:
     memory = torch.view_as_real(torch.ones(1, dtype=torch.complex64))
     param = torch.zeros(1, requires_grad=True)

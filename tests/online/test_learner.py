@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cadam
-from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
+from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner, Schema
 from cadam.online.labels.pending import ResolvedIds
 from tests.online.streams import Replayed, Small, build, events, files, learner, table, weights
 from tests.optim.exact import present
@@ -86,9 +86,6 @@ def test_resolved_ids_are_remembered_with_whether_they_had_a_label() -> None:
     again.add(range(100, 105), True)  # ten are remembered: the next are the recent ones
     again.add([200], True)
     assert [again.get(key) for key in (1, 4, "a", 104, 200)] == [True, False, False, True, True]
-    assert again.contains_any({7, 200})
-    assert again.contains_any({7, 4})
-    assert not again.contains_any({7, 8})
     again.add(range(300, 310), False)
     assert [again.get(key) for key in (1, 4, 200, 300)] == [None, None, True, False]
 
@@ -793,3 +790,21 @@ def test_a_warm_start_loads_a_checkpoint_of_torch_adam(tmp_path: Path) -> None:
     assert float(next(iter(ours.optimizer.state.values()))["step"]) == 11
     with pytest.raises(ValueError, match="'model'"):
         ours.warm_start({"weights": {}})
+
+
+def test_labels_by_text_id_are_an_error_if_the_events_had_no_ids() -> None:
+    schema = Schema({"user": "category:30", "item": "category:20", "price": "number"}, label="click", id="event:text")
+    records = [{"event": "e1", "user": 1, "item": 2, "price": 0.5}]
+    without, with_ids = schema.encode(records).events, schema.convert_records(records, ["first"]).events
+    assert without is not None
+    assert with_ids is not None
+    ours = learner()
+    ours.predict(without)
+    with pytest.raises(ValueError, match=r"'e1'.*convert_records"):
+        ours.observe(["e1"], [1.0])
+    ours.observe([0], [1.0])
+    assert ours.learned == 1
+    other = learner()
+    other.predict(with_ids)
+    other.observe(["e1"], [1.0])
+    assert other.learned == 1

@@ -223,6 +223,17 @@ def test_counts_of_a_parameter_that_is_replaced_go_with_it() -> None:
     assert optimizer.alignment().total == Ratio(8, 8, 8)
 
 
+def test_counts_begin_at_zero_where_every_parameter_was_replaced() -> None:
+    old, new = Parameter(torch.ones(3)), Parameter(torch.ones(2))
+    optimizer = cadam.CAdam([old])
+    old.grad, new.grad = torch.ones(3), torch.ones(2)
+    optimizer.step()
+    optimizer.param_groups[0]["params"][0] = new
+    assert optimizer.alignment_counts().tolist() == [0, 0, 0]
+    optimizer.step()
+    assert optimizer.alignment_counts().tolist() == [2, 2, 2]
+
+
 def test_counts_of_a_parameter_that_is_out_for_a_while_stay_as_its_state_does() -> None:
     first, second = (Parameter(torch.ones(n)) for n in (3, 5))
     optimizer = cadam.CAdam([first, second])
@@ -398,6 +409,21 @@ def test_explain_has_no_effects() -> None:
     optimizer.explain()
     assert not optimizer.state
     assert optimizer.alignment().total == Ratio(0, 0, 0)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_explain_describes_a_complex_parameter_that_gets_another_buffer(steps: int) -> None:
+    param = Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = cadam.CAdam([param])
+    for _ in range(steps):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    optimizer.param_groups[0]["amsgrad"] = True
+    (explained,) = optimizer.explain()
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    (after,) = optimizer.explain()
+    assert explained.engine == after.engine == "native"
 
 
 @over_how

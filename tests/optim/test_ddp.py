@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import cadam
 from cadam.optim.ddp import gather_rows
 from tests.optim.exact import assert_identical, present
 from tests.process_groups import run
@@ -201,6 +202,25 @@ def copied() -> list[int]:
 
 def test_a_copy_of_a_model_exchanges_rows_too(tmp_path: Path) -> None:
     assert run(2, tmp_path / "world", copied) == [6, 6]  # torch's sum would have two
+
+
+def trained_with_a_seed_per_rank(storage: str) -> list[bool]:
+    """Whether each parameter is the same on both ranks after some steps."""
+    model = DistributedDataParallel(Tables().float())
+    gather_rows(model)
+    torch.manual_seed(dist.get_rank())
+    optimizer = cadam.CAdam(model.named_parameters(), lr=0.01, moments=storage)
+    for step in range(10):
+        backward(model, IDS[step % len(IDS)][dist.get_rank()])
+        optimizer.step()
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, list(model.module.parameters()))
+    return [torch.equal(*both) for both in zip(*every, strict=True)]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_replicas_with_rounded_moments_stay_equal_though_each_rank_has_its_seed(storage: str, tmp_path: Path) -> None:
+    assert all(run(2, tmp_path / "world", trained_with_a_seed_per_rank, storage))
 
 
 def refused() -> list[int]:

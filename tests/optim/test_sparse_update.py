@@ -72,7 +72,7 @@ def test_row_updates_round_stochastically_only_where_that_can_be_done() -> None:
     with pytest.raises(RuntimeError, match="stochastic_rounding=True needs the CUDA engine"):
         cadam.optim.sparse_update.update_(
             table,
-            cadam.optim.sparse_update.new_state(table),
+            cadam.optim.sparse_update.new_state(table, stochastic_rounding=True),
             torch.tensor([1]),
             torch.ones(1, 2).bfloat16(),
             step=1,

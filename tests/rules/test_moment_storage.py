@@ -24,18 +24,26 @@ STORAGES = ("bfloat16", "int8")
 
 
 def small_floats(kind: str, exponent: int) -> list[float]:
-    """Every size that a code of one byte can have, from the definition: 32 powers of two up to the shared one."""
+    """Every size that a code of one byte can have, from the definition: 32 powers of two up to the shared one.
+
+    The last code stands for NaN.
+    """
     steps = 4 if kind == "signed" else 8
     count = 128 if kind == "signed" else 256
     values = [2.0 ** (exponent - 127 - 31 + q // steps) * (1 + q % steps / steps) for q in range(count)]
     return [0.0, *values[1:]]
 
 
-def shared_exponent(kind: str, largest: float) -> int:
-    """That of the largest element, or the next where rounding up would leave its octave."""
+def shared_exponent(kind: str, row: list[float], noise: list[int]) -> int:
+    """That of the largest rounded element, or the next where its code would be that of NaN."""
     steps = 4 if kind == "signed" else 8
-    mantissa, exponent = math.frexp(largest)  # in [0.5, 1)
-    return max(exponent - 1 + 127 + (2 * mantissa >= 2 - 1 / steps), 32)
+    levels = [0]  # steps of the grid below each rounded element, counted from the power of two 2**-127
+    for x, u in zip(row, noise, strict=True):
+        if x:
+            mantissa, exponent = math.frexp(abs(x))  # in [0.5, 1)
+            level = (exponent - 1 + 127) * steps + (2 * mantissa - 1) * steps
+            levels.append(math.floor(level) + (level % 1 + u / 65536 >= 1))
+    return max((max(levels) + 1) // steps, 32)
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
@@ -48,7 +56,7 @@ def test_the_noise_decides_which_neighbor_a_value_is_rounded_to(kind: str) -> No
     noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32)
     decoded = quantization.dequantize(kind, *quantization.quantize(kind, values, noise))
     for row, bits, got in zip(values.tolist(), noise.tolist(), decoded.tolist(), strict=True):
-        grid = small_floats(kind, shared_exponent(kind, max(map(abs, row))))
+        grid = small_floats(kind, shared_exponent(kind, row, bits))
         for x, u, y in zip(row, bits, got, strict=True):
             low = max(i for i, v in enumerate(grid) if v <= abs(x))
             part = (abs(x) - grid[low]) / (grid[low + 1] - grid[low])
@@ -56,6 +64,7 @@ def test_the_noise_decides_which_neighbor_a_value_is_rounded_to(kind: str) -> No
                 power = grid[1] / (1.25 if kind == "signed" else 1.125)
                 part = (abs(x) - power) / (grid[1] - power)
             up = part + u / 65536 >= 1 or (low == 0 and kind == "positive" and x != 0)
+            assert low + up < len(grid) - 1
             assert y == math.copysign(grid[low + up], x), (x, u)
 
 
@@ -112,19 +121,28 @@ def test_every_nan_stays_nan(kind: str) -> None:
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
         for noise in (0, 65535):
             found, scale = quantization.quantize(kind, bad, noise)
-            assert scale == moment_storage.NONFINITE_SCALE
-            assert quantization.dequantize(kind, found, scale)[0, 1].isnan()
+            decoded = quantization.dequantize(kind, found, scale)[0]
+            assert decoded[0] == 1
+            assert decoded[1].isnan()
             assert quantization.round_to_bfloat16(bad, noise)[0, 1].isnan()
 
 
-def test_nonfinite_values_are_not_hidden() -> None:
-    for bad in (math.nan, math.inf):
-        decoded = quantization.dequantize(
-            "signed", *quantization.quantize("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0)
-        )
-        assert decoded[0, 1].isnan()
-        assert torch.equal(decoded[1], torch.tensor([1.0, 2.0]))
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+def test_nonfinite_values_are_not_hidden_and_leave_those_beside_them_as_they_are(kind: str) -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        values = torch.tensor([[2.0**-30, bad], [1.0, bad], [1.75 * 2.0**100, bad], [0.0, bad], [bad, bad]])
+        decoded = quantization.dequantize(kind, *quantization.quantize(kind, values, 0))
+        assert torch.equal(decoded.isnan(), ~values.isfinite())
+        assert torch.equal(decoded[:4, 0], values[:4, 0])
         assert not quantization.round_to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
+
+
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+def test_only_finite_values_near_the_largest_float_may_become_nan(kind: str) -> None:
+    values = torch.tensor([[2.0**127 * 1.49, 1.0], [torch.finfo(torch.float32).max, 1.0]])
+    for noise in (0, 65535):
+        decoded = quantization.dequantize(kind, *quantization.quantize(kind, values, noise))
+        assert decoded.isnan().tolist() == [[False, False], [True, False]]
 
 
 def test_the_noise_is_the_documented_hash() -> None:
@@ -168,8 +186,7 @@ def test_no_two_moments_near_each_other_share_random_bits() -> None:
 # Runs -------------------------------------------------------------------------------------------------------------
 
 
-def run(steps: int, rows: bool = False, scale: Any = 1.0, seed: int = 0, **options: Any) -> tuple[Any, Tensor]:
-    torch.manual_seed(seed)
+def run(steps: int, rows: bool = False, scale: Any = 1.0, **options: Any) -> tuple[Any, Tensor]:
     noise = torch.Generator().manual_seed(1)
     param = torch.nn.Parameter(torch.zeros(64, 16))
     optimizer = cadam.CAdam([param], lr=1e-3, **options)
@@ -199,12 +216,64 @@ def test_a_long_run_does_not_drift_from_float32(storage: str, rows: bool) -> Non
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(storage: str) -> None:
+def test_rounding_follows_its_own_seed_and_not_that_of_torch(storage: str) -> None:
+    torch.manual_seed(0)
     _, one = run(5, moments=storage)
+    torch.manual_seed(1)
     _, same = run(5, moments=storage)
-    _, other = run(5, moments=storage, seed=1)
+    _, other = run(5, moments=storage, rounding_seed=1)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rounding_does_not_depend_on_the_order_of_first_gradients(storage: str) -> None:
+    def seeds(order: list[int]) -> list[int]:
+        params: list[Tensor] = [torch.nn.Parameter(torch.zeros(5)) for _ in range(3)]
+        optimizer = cadam.CAdam([{"params": params[:1]}, {"params": params[1:]}], moments=storage)
+        for i in order:
+            params[i].grad = torch.ones(5)
+            optimizer.step()
+        return [int(optimizer.state[param][moment_storage.SEED]) for param in params]
+
+    assert seeds([0, 1, 2]) == seeds([2, 0, 1])
+    assert len(set(seeds([0, 1, 2]))) == 3
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_resumed_run_rounds_as_one_that_was_not_interrupted(storage: str, rows: bool) -> None:
+    def train(optimizer: Any, params: list[Tensor], steps: range) -> None:
+        for step in steps:
+            noise = torch.Generator().manual_seed(step)
+            for i, param in enumerate(params):
+                grad = torch.randn(param.shape, generator=noise)
+                if i < step:  # the last ones have their first gradient after the interruption
+                    param.grad = grad.to_sparse(1) if rows else grad
+            optimizer.step()
+
+    def new(**options: Any) -> tuple[Any, list[Tensor]]:
+        params: list[Tensor] = [torch.nn.Parameter(torch.zeros(8, 16)) for _ in range(4)]
+        return cadam.CAdam(params, lr=0.01, moments=storage, **options), params
+
+    whole, expected = new(rounding_seed=5)
+    train(whole, expected, range(1, 6))
+    first, before = new(rounding_seed=5)
+    train(first, before, range(1, 3))
+    second, after = new()
+    with torch.no_grad():
+        for param, value in zip(after, before, strict=True):
+            param.copy_(value)
+    second.load_state_dict(first.state_dict())
+    train(second, after, range(3, 6))
+    for param, value in zip(after, expected, strict=True):
+        assert torch.equal(param, value)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, None])
+def test_a_rounding_seed_is_an_integer_of_63_bits(seed: Any) -> None:
+    with pytest.raises(ValueError, match="rounding_seed"):
+        cadam.CAdam([torch.zeros(1)], rounding_seed=seed)
 
 
 def test_with_row_steps_the_first_update_of_a_row_has_the_bias_correction_of_step_one() -> None:
@@ -300,7 +369,6 @@ def test_each_parameter_loaded_from_float32_has_its_own_rounding_noise(storage: 
         return [int(state["rounding_seed"]) for state in optimizer.state.values() if "rounding_seed" in state]
 
     params: list[Tensor] = [torch.nn.Parameter(torch.zeros(5)) for _ in range(4)]
-    torch.manual_seed(0)
     new = steps(cadam.CAdam(params, moments=storage), params)
     saved = cadam.CAdam(params)
     steps(saved, params)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cadam.ab.text import format_duration
-from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
+from cadam.cli.exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, USAGE, interrupt_code
 
 from . import criteo_parser
 from .criteo_dataset import cache_folder, find_source
@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
         return _fail(error, NO_PACKAGE)
     except (BadLinesError, SourceChangedError, ValueError, RuntimeError, OSError) as error:
         return _fail(error, FAILED)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if options.generate is not None:
-            return _fail("interrupted: nothing was written", INTERRUPTED)
-        return _fail("interrupted: finished work is kept; the same command resumes", INTERRUPTED)
+            return _fail("interrupted: nothing was written", interrupt_code(error))
+        return _fail("interrupted: finished work is kept; the same command resumes", interrupt_code(error))
     print("\n".join(summary(manifest, folder)))
     return DONE
 
@@ -88,15 +88,17 @@ class Progress:
 
     def __init__(self) -> None:
         self.began: dict[Stage, tuple[float, float, int]] = {}
-        self.shown = 0.0
+        """The time, the completed share and the number of rows at the first report of each stage."""
+        self.last_output = 0.0
         self.on_terminal = sys.stderr.isatty()
 
     def __call__(self, stage: Stage, share: float, rows: int) -> None:
+        """Print the completed share of a stage, the speed, and the time left, unless the last output is too recent."""
         now = time.monotonic()
         start, first_share, first_rows = self.began.setdefault(stage, (now, share, rows))
-        if share < 1 and now - self.shown < (0.2 if self.on_terminal else 10):
+        if share < 1 and now - self.last_output < (0.2 if self.on_terminal else 10):
             return
-        self.shown = now
+        self.last_output = now
         line = f"{STAGES.index(stage) + 1} of {len(STAGES)}: {stage} {share:4.0%}, {rows:,} rows"
         if share < 1 and share > first_share:
             left = (now - start) * (1 - share) / (share - first_share)

@@ -39,7 +39,13 @@ def find_source(path: Path) -> Path:
 
 
 def cache_folder(source: Path, rows: int | None, cache: Path | None) -> Path:
-    """Return the folder for the ids of a source, by default next to it. Each prefix of the file has its own folder."""
+    """Return the folder for the ids of a source: all rows and each number of first rows have separate folders.
+
+    Args:
+        source: The file train.txt or train.txt.gz.
+        rows: Number of first rows; None for all.
+        cache: The parent folder; None for a folder next to the source.
+    """
     return (cache or source.with_name(f"{source.name}.cache")) / ("all" if rows is None else f"first-{rows}")
 
 
@@ -73,7 +79,9 @@ class Criteo:
         shape = (self.manifest.rows, len(FIELDS))
         self._ids = torch.from_numpy(np.memmap(self.folder / "ids.i32", np.int32, "c", shape=shape))
         self._labels = torch.from_numpy(np.fromfile(self.folder / "labels.u8", np.uint8))
-        if Manifest.load(self.folder) != self.manifest:  # reading takes no lock
+        if (
+            Manifest.load(self.folder) != self.manifest
+        ):  # readers do not take the lock, so a writer may have changed the files
             raise RuntimeError(f"another process is writing {self.folder}: try again later")
         self._on_device: tuple[torch.device, Tensor, Tensor] = (torch.device("cpu"), self._ids, self._labels)
         self._rows: dict[Part, Tensor] = {}
@@ -91,6 +99,7 @@ class Criteo:
 
     @property
     def vocabulary(self) -> Sequence[int]:
+        """Number of rows of the shared embedding table that each field has."""
         assert self.manifest.vocabulary is not None
         return tuple(self.manifest.vocabulary)
 
@@ -105,18 +114,21 @@ class Criteo:
         return self._rows[part]
 
     def size(self, part: Part) -> int:
+        """Return the number of rows of a part."""
         return len(self.rows(part))
 
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
+        """Yield the batches of a part (see `Clicks.batches`)."""
         return self._read(part, batch_size, seed, device, noise)
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
+        """Yield all rows in the order of the file, for prequential evaluation."""
         return self._read("stream", batch_size, seed, device, noise)
 
     def _read(self, reading: Reading, size: int, seed: int, device: torch.device, noise: float) -> Iterator[Batch]:
-        """Yield batches that are collected on the CPU and then moved, so the device holds only one batch."""
+        """Yield batches that are assembled on the CPU and then copied, so that the device stores only one batch."""
         cpu = torch.device("cpu")
         for batch in read(self.feed(reading, size, seed=seed, device=cpu, noise=noise), cpu):
             yield Batch(batch.ids.to(device), batch.labels.to(device))
@@ -124,7 +136,7 @@ class Criteo:
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> TableFeed:
-        """Return a feed of batches whose rows are all on the device."""
+        """Return a feed of the batches of a part or of the stream. All rows are copied to the device."""
         rows = None if reading == "stream" else self.rows(reading)
         limit = None
         if noise and reading in ("train", "stream"):
@@ -148,10 +160,14 @@ class TableFeed:
     ids: Tensor
     labels: Tensor
     order: Tensor | None
+    """The row numbers in the order of the batches; None for the order of the table."""
     limit: int | None
+    """The noise limit (see `noise_limit`); None without label noise."""
     seed: int
+    """The seed of the label noise."""
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
+        """Write the batch with this index into `ids` and `labels`."""
         rows = torch.arange(len(ids), device=ids.device).add_(index * self.batch_size)
         if self.order is not None:
             rows = self.order.index_select(0, rows).long()

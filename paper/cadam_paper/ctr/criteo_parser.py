@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("criteo_parser.c")
 
 BLOCK = 2 << 20
-"""Bytes of text that are processed at once. A block that fits into the cache of a core is more than twice as fast."""
+"""Bytes of text that are processed at once. Blocks that fit into the cache of a core are processed twice as fast."""
 
 LARGEST = (1 << 31) - 1
 """The largest valid integer."""
@@ -78,7 +78,7 @@ def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarr
     """
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
-    table = None if ends_early else _table(text)
+    table = None if ends_early else _parse_valid(text)
     if table is not None:
         return table, []
     good, bad = [], []
@@ -93,7 +93,7 @@ def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarr
             good.append(line)
         else:
             bad.append(BadLine(number, reason, line[:MAX_SHOWN].decode("utf-8", "backslashreplace")))
-    table = _table(b"".join(line + b"\n" for line in good))
+    table = _parse_valid(b"".join(line + b"\n" for line in good))
     if table is None:
         raise AssertionError(
             f"lines {first_line} to {first_line + len(lines) - 1} are valid separately but not together"
@@ -113,21 +113,21 @@ def find_error(line: bytes) -> str | None:
     if len(columns) != 1 + len(FIELDS):
         return f"{len(columns)} columns instead of {1 + len(FIELDS)}" if line else "the line is empty"
     if columns[0] not in (b"0", b"1"):
-        return f"the label is {_shown(columns[0])}, not 0 or 1"
+        return f"the label is {_abbreviate(columns[0])}, not 0 or 1"
     for name, column in zip(FIELDS, columns[1:], strict=True):
         if not column:
             continue
         if name in CATEGORIES:
             if not _CATEGORY.fullmatch(column):
-                return f"{name} is {_shown(column)}, not 8 hexadecimal digits"
+                return f"{name} is {_abbreviate(column)}, not 8 hexadecimal digits"
         elif not (integer := _INTEGER.fullmatch(column)):
-            return f"{name} is {_shown(column)}, not an integer"
+            return f"{name} is {_abbreviate(column)}, not an integer"
         elif len(integer[2]) > 10 or not -LARGEST - 1 <= int(integer[1] + integer[2]) <= LARGEST:
-            return f"{name} is {_shown(column)}, beyond 32 bits"
+            return f"{name} is {_abbreviate(column)}, beyond 32 bits"
     return None
 
 
-def _shown(column: bytes) -> str:
+def _abbreviate(column: bytes) -> str:
     return repr(column if len(column) <= 40 else column[:40] + b"...")[1:]
 
 
@@ -148,8 +148,8 @@ def compiled() -> ctypes.CDLL | str:
     return c
 
 
-def _table(text: bytes) -> pyarrow.Table | None:
-    """Parse a text without invalid lines to columns of uint8, int32 and uint32, or return None.
+def _parse_valid(text: bytes) -> pyarrow.Table | None:
+    """Parse a text into columns of uint8, int32 and uint32, or return None if it has an invalid line.
 
     The C code and pyarrow return equal tables.
     """
@@ -229,15 +229,15 @@ def _read_block(block: pyarrow.Buffer) -> pyarrow.Table | None:
     columns = [pyarrow.array(labels), *table.columns[1 : 1 + len(INTEGERS)]]
     for name in CATEGORIES:
         column = table.column(name).combine_chunks()
-        values, good = hexadecimal(_texts(column))
+        values, good = hexadecimal(_packed_texts(column))
         if not good:
             return None
         columns.append(pyarrow.Array.from_buffers(pyarrow.uint32(), len(column), _with_nulls_of(column, values)))
     return pyarrow.Table.from_arrays(columns, schema=_schema())
 
 
-def _texts(column: pyarrow.Array) -> Array:
-    """Return the eight characters of each value as one integer; a missing value becomes eight characters "0"."""
+def _packed_texts(column: pyarrow.Array) -> Array:
+    """Return the eight characters of each value as the bytes of an integer. A missing value becomes "00000000"."""
     texts: Array = np.frombuffer(column.buffers()[1], np.uint64)[column.offset : column.offset + len(column)]
     if column.null_count:
         texts = np.where(column.is_null().to_numpy(zero_copy_only=False), _EACH_BYTE * np.uint64(ord("0")), texts)

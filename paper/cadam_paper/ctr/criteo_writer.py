@@ -24,10 +24,11 @@ from .fields import FIELDS, INTEGERS, OOV, offsets
 from .generator import Generated
 
 CHUNK = 50_000
+"""Number of rows that are written at once."""
 MAX_INTEGER_IDS = 341
 """Largest vocabulary of an integer field. With more ids, the integers would not fit into eight digits."""
 _EMPTY = 20
-"""Stream number of the random bits that select the columns to leave empty (see `data.key`)."""
+"""The purpose of the random bits that select the columns to leave empty (see `data.key`)."""
 
 
 def bucket(value: int) -> int:
@@ -80,7 +81,13 @@ def _open(path: Path) -> IO[bytes]:
 def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
     """Return the text of some rows.
 
-    All columns are first written with eight characters, padded with zero bytes; the padding is then removed.
+    Every column is first written as eight characters, with zero bytes as padding. Then the zero bytes are removed.
+
+    Args:
+        clicks: The generated clicks.
+        start: The number of the first row.
+        ids: The ids of the rows.
+        labels: The labels of the rows.
     """
     numbers = np.arange(start, start + len(ids))
     empty = keyed(key(clicks.seed, _EMPTY), torch.from_numpy(numbers)).numpy()[:, None] >> np.arange(len(FIELDS)) & 1
@@ -88,8 +95,8 @@ def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
     absent[:, : len(INTEGERS)] = False
     texts = _texts(tuple(clicks.vocabulary))[ids]
     at_row, at_field = absent.nonzero()
-    once = _tokens(at_field, (1 << 31) + numbers[at_row])
-    texts[at_row, at_field] = np.where(empty[at_row, at_field], 0, once)
+    unique_tokens = _tokens(at_field, (1 << 31) + numbers[at_row])
+    texts[at_row, at_field] = np.where(empty[at_row, at_field], 0, unique_tokens)
     zero = ids[:, : len(INTEGERS)] == np.array(offsets(clicks.vocabulary)[: len(INTEGERS)]) + 1
     texts[:, : len(INTEGERS)][zero & (empty[:, : len(INTEGERS)] == 1)] = 0  # preprocessing reads a missing integer as 0
 

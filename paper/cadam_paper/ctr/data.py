@@ -19,7 +19,9 @@ from torch import Tensor
 from .fields import FIELDS
 
 Part = Literal["train", "validation", "test"]
+"""A part of the split of a data set."""
 Reading = Literal["train", "validation", "test", "stream"]
+"""The rows to read, and their order: a part of the split, or all rows in the order of time."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Feed(Protocol):
     """
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """The number of rows of all batches."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """The number of rows of a complete batch."""
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
         """Write the batch with this index.
@@ -110,6 +114,7 @@ def shuffled(rows: int, seed: int) -> Tensor:
 # Hashing -------------------------------------------------------------------------------------
 
 GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio, the increment of SplitMix64."""
 
 
 def signed(value: int) -> int:
@@ -144,6 +149,7 @@ def keyed(start: int, numbers: Tensor) -> Tensor:
 # Label noise ---------------------------------------------------------------------------------------------------
 
 _NOISE = 1
+"""The purpose of the random numbers that select the flipped negatives (see `key`)."""
 
 
 def noise_keys(rows: Tensor, seed: int) -> Tensor:

@@ -19,16 +19,24 @@ VOCABULARY = (
 )
 """Number of ids per field in the published split x4, including the out-of-vocabulary id.
 
-The vocabulary of a field contains the tokens that occur at least 10 times in the training part."""
+The vocabulary of a field contains the tokens that occur at least 10 times in the training part.
+"""
 
 
 def offsets(vocabulary: Sequence[int]) -> list[int]:
-    """Return the first row of each field in the shared table: id i of field f is row offsets(vocabulary)[f] + i."""
+    """Return the row of the shared embedding table at which each field begins.
+
+    The row of an id is the sum of the id and the offset of its field.
+    """
     return [0, *accumulate(vocabulary)][:-1]
 
 
 def scale_vocabulary(share: float) -> tuple[int, ...]:
-    """Return a smaller vocabulary: the given share of each field, but at least 100 ids or the size of the field."""
+    """Return a smaller vocabulary: a share of each field, but at least 100 ids unless the field has fewer.
+
+    Raises:
+        ValueError: If the share is not above 0 and at most 1.
+    """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     return tuple(max(min(size, 100), round(size * share)) for size in VOCABULARY)

@@ -41,32 +41,39 @@ ROWS = 45_840_617
 CLICK_RATE = 0.256
 DAYS = 7
 
-# These numbers are chosen to resemble the Criteo data set, whose rows are not available here: the share of rows in
-# which a field is missing or out of vocabulary, and the exponent of the Zipf distribution of its ids (the probability
-# of the k-th id is proportional to k**-exponent).
+# These numbers are estimates that resemble the Criteo data set: the share of rows in which a field is missing or out
+# of vocabulary, and the exponent of the Zipf distribution of its ids (the probability of the k-th id is proportional
+# to k**-exponent).
 ABSENT = {"C3": 0.30, "C4": 0.10, "C6": 0.12, "C12": 0.25, "C16": 0.18, "C19": 0.44, "C20": 0.44, "C21": 0.22}
 ABSENT |= {"C22": 0.76, "C24": 0.04, "C25": 0.44, "C26": 0.44}
 EXPONENTS = dict.fromkeys(("C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "I10", "I12"), 2.0)
 DEFAULT_EXPONENT = 1.05
 
 PAIRED = ("I5", "I11", "C2", "C7", "C14", "C15", "C17", "C26")
+"""The fields whose pairs contribute to the logit."""
 RANK = 4
+"""The length of the vectors v."""
 LINEAR_SPREAD, PAIR_SPREAD = 1.35, 0.75
 """Standard deviations of the linear and the pairwise part of the logit. They give a best AUC of 0.82."""
 HALF_SPREAD_COUNT = 100
 """Ids with this expected count in the training part have half the weight of frequent ids.
 
-The weights of rare ids cannot be learned, so they should have little influence."""
+The weights of rare ids cannot be learned, so they should have little influence.
+"""
 
 BIN_BITS, WIDTH_BITS = 12, 20
+"""Number of bits of a bin index, and of the number of ids in a bin."""
 BINS = 1 << BIN_BITS
-UNIT = 4096
-"""Logits are multiples of 1/4096, and v of 1/64. Sums of such numbers below 2**24 are exact in float32 in any order."""
-PAIR_UNIT = 64
+UNIT, PAIR_UNIT = 4096, 64
+"""Logits are multiples of 1/4096, and elements of v of 1/64. They are stored as integers in these units.
+
+Sums of integers below 2**24 are exact in float32, so the order of summation does not matter.
+"""
 RANGE = 8 * UNIT
 """Logits are clipped to [-8, 8]."""
 
 _ROWS, _LABELS, _FIELDS = 10, 11, 12
+"""The purposes of random numbers (see `key`). Field i has the purpose _FIELDS + i."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,14 @@ class _Teacher:
     """The tables from which rows are generated, on one device."""
 
     multipliers: Tensor
-    """One odd number per field, of shape (39,)."""
+    """One odd number per field, which makes the hashes of the fields of a row differ, of shape (39,)."""
     shifts: Tensor
-    """First bin of each field plus BINS / 2, of shape (39,). The sum corrects for the sign of the bin index."""
+    """The first bin of each field plus BINS / 2, of shape (39,).
+
+    The top bits of a signed integer are a number from -BINS / 2 to BINS / 2 - 1. Adding the shift gives the bin.
+    """
     bins: Tensor
-    """First id and number of ids of each bin, for A and then for B, of shape (2 * 39 * BINS,)."""
+    """First id and number of ids of each bin, packed into one integer, for A and then for B; shape (2 * 39 * BINS,)."""
     linear: Tensor
     """The weights w in A, of shape (ids,)."""
     change: Tensor
@@ -90,8 +100,10 @@ class _Teacher:
     probabilities: Tensor
     """The sigmoid of every logit in units of 2**-32, of shape (2 * RANGE,)."""
     bias: int
+    """The bias of the logit in multiples of 1 / UNIT."""
 
     def to(self, device: torch.device) -> _Teacher:
+        """Return a copy with all tensors on a device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "bias"}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
@@ -138,14 +150,17 @@ class Generated:
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
+        """Yield the batches of a part (see `Clicks.batches`)."""
         return read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device)
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
+        """Yield all rows in the order of time, for prequential evaluation."""
         return read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device)
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> GeneratedFeed:
+        """Return a feed of the batches of a part or of the stream."""
         rows = self.rows if reading == "stream" else self.size(reading)
         noisy = noise if reading in ("train", "stream") else 0.0
         limit = _noise_limit(self, reading, noisy, seed, device) if noisy else None
@@ -153,7 +168,7 @@ class Generated:
         return GeneratedFeed(self, reading, rows, batch_size, _teacher_on(self, device), order, limit, seed)
 
     def draw_(self, teacher: _Teacher, rows: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        """Write the rows with these numbers into `ids` and `labels`.
+        """Generate the rows with these numbers and write them into `ids` and `labels`.
 
         Returns:
             The probability of a click for each row, in units of 2**-32.
@@ -211,10 +226,14 @@ class GeneratedFeed:
     batch_size: int
     teacher: _Teacher
     order: Tensor | None
+    """The positions of the rows in the order of the batches; None for the order of time."""
     limit: int | None
+    """The noise limit (see `noise_limit`); None without label noise."""
     seed: int
+    """The seed of the label noise."""
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
+        """Write the batch with this index into `ids` and `labels`."""
         self.draw_(index, ids, labels)
 
     def draw_(self, index: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
@@ -276,8 +295,8 @@ def popularity(field: str, size: int) -> Array:
     """Return the probability of each id of a field: out-of-vocabulary first, then from frequent to rare."""
     absent = ABSENT.get(field, 0.0)
     ranks = np.arange(1, size, dtype=np.float64)
-    known = ranks ** -EXPONENTS.get(field, DEFAULT_EXPONENT)
-    return np.concatenate([[absent], known * ((1 - absent) / known.sum())])
+    weights = ranks ** -EXPONENTS.get(field, DEFAULT_EXPONENT)
+    return np.concatenate([[absent], weights * ((1 - absent) / weights.sum())])
 
 
 def _make_bins(probabilities: Array, offset: int) -> tuple[Array, Array]:
@@ -347,11 +366,11 @@ def _teacher(clicks: Generated) -> _Teacher:
     linear_part = linear[seen].sum(1)
     scale = LINEAR_SPREAD * UNIT / linear_part.std()
     linear, other = (np.clip(np.round(scale * w), -RANGE, RANGE) for w in (linear, other))
-    at = np.array([FIELDS.index(name) for name in PAIRED])
-    for column in at:  # center the vectors, so that the pairwise part contains no effect of a single field
+    paired = np.array([FIELDS.index(name) for name in PAIRED])
+    for column in paired:  # center the vectors, so that the pairwise part contains no effect of a single field
         offset, size = field_offsets[column], clicks.vocabulary[column]
         pairs[offset : offset + size] -= pairs[seen[:, column]].mean(0)
-    vectors = pairs[seen[:, at]]
+    vectors = pairs[seen[:, paired]]
     pair_part = (np.square(vectors.sum(1)) - np.square(vectors).sum(1)).sum(1) / 2
     pairs = np.clip(np.round(PAIR_UNIT * math.sqrt(PAIR_SPREAD / pair_part.std()) * pairs), -128, 128)
     teacher = replace(

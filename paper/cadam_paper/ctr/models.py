@@ -76,6 +76,7 @@ class DNN(nn.Module):
         return score
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of a batch."""
         return self.score(self.table(ids))
 
 
@@ -87,6 +88,7 @@ class WideDeep(DNN):
         self.wide = table(rows, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of a batch."""
         wide: Tensor = self.wide(ids).sum((1, 2))
         return super().forward(ids) + wide
 
@@ -102,6 +104,7 @@ class DeepFM(WideDeep):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of a batch."""
         embedded = self.table(ids)
         score: Tensor = self.score(embedded) + pairwise_interactions(embedded) + self.wide(ids).sum((1, 2)) + self.bias
         return score
@@ -121,6 +124,7 @@ class PNN(nn.Module):
         self.out = linear(sizes.hidden[-1], 1)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of a batch."""
         embedded = self.table(ids)
         products = (embedded @ embedded.mT).flatten(1).index_select(1, self.pairs)
         score: Tensor = self.out(self.deep(torch.cat([embedded.flatten(1), products], 1))).squeeze(1)
@@ -136,6 +140,7 @@ class Cross(nn.Module):
         self.bias = nn.Parameter(torch.zeros(inputs))
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """Apply the layer to its input x."""
         crossed: Tensor = x0 * self.weight(x) + self.bias + x
         return crossed
 
@@ -152,6 +157,7 @@ class DCN(nn.Module):
         self.out = linear(inputs + sizes.hidden[-1], 1)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of a batch."""
         x0 = x = self.table(ids).flatten(1)
         for cross in self.crosses:
             x = cross(x0, x)

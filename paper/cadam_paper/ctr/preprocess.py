@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 CHUNK = 32 << 20
 """Bytes of text that are parsed at once."""
 MAX_LINE = 1 << 20
-"""Longest line in bytes. A longer one means that the file does not have this format, and would be read into memory."""
+"""The longest allowed line in bytes. Without this limit, a file without newlines would be read into memory at once."""
 MIN_COUNT = 10
+"""Tokens that occur less often in the training part are out of vocabulary."""
 FORMAT = 2
 """Version of the manifest's format."""
 MAX_SHOWN = 5
@@ -90,9 +91,9 @@ class Manifest:
     bytes: int
     modified: int
     sample: str
-    """Hash of samples of the source. The modification time alone does not reveal every change."""
+    """Hash of samples of the source, because a file can change without a change of its size and modification time."""
     made_by: str
-    """Version of the code that parsed the text."""
+    """Version of the code that parsed the text (see `made_by`)."""
     wanted: int | None
     """Number of requested lines; None for all."""
     min_count: int
@@ -108,17 +109,21 @@ class Manifest:
 
     @property
     def rows(self) -> int:
+        """The number of valid rows so far."""
         return sum(chunk.rows for chunk in self.chunks)
 
     @property
     def bad(self) -> int:
+        """The number of invalid lines so far."""
         return sum(chunk.bad for chunk in self.chunks)
 
     @property
     def complete(self) -> bool:
+        """Whether all rows are encoded."""
         return self.sha256 is not None and self.vocabulary is not None and self.encoded == len(self.chunks)
 
     def save(self, folder: Path) -> None:
+        """Write manifest.json."""
         _write(folder / "manifest.json", json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
@@ -179,7 +184,8 @@ def preprocess(
         return complete
     require_pyarrow()
     folder.mkdir(parents=True, exist_ok=True)
-    workers = workers or min(4, 1 + (os.cpu_count() or 1))  # one thread waits for the disk while the others compute
+    # There is one thread more than there are cores, because usually one of them waits for the disk.
+    workers = workers or min(4, 1 + (os.cpu_count() or 1))
     with _lock(folder), ThreadPoolExecutor(workers) as pool:
         manifest = _load_or_create(source, folder, rows, min_count)
         if strict:
@@ -219,7 +225,7 @@ def _load_or_create(source: Path, folder: Path, rows: int | None, min_count: int
     manifest = _load_matching(source, folder, rows, min_count)
     if manifest is not None:
         return manifest
-    (folder / "manifest.json").unlink(missing_ok=True)  # first, because it must never refer to deleted files
+    (folder / "manifest.json").unlink(missing_ok=True)  # deleted first, because it must not refer to missing files
     for name in ("tokens", "bad", "vocabulary"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
@@ -233,7 +239,7 @@ def _load_or_create(source: Path, folder: Path, rows: int | None, min_count: int
 def _load_matching(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest | None:
     """Return the manifest of a folder if it was started from this source and can be continued, otherwise None.
 
-    A complete folder does not need the source or the version of the code that created it.
+    A complete folder can be used even if the source was deleted or another version of the code created it.
     """
     manifest = Manifest.load(folder)
     if not source.exists():
@@ -385,7 +391,7 @@ def _read_lines(file: BinaryIO, size: int) -> bytes:
 
 
 class _GzipText:
-    """A text that is compressed with gzip. If it is truncated, it is read up to its end and the manifest notes that."""
+    """A text that is compressed with gzip. If the file is truncated, a note in the manifest says so."""
 
     def __init__(self, file: gzip.GzipFile, source: Path, manifest: Manifest) -> None:
         self.file, self.source, self.manifest = file, source, manifest
@@ -578,12 +584,11 @@ class Encoder:
         self.shift = np.uint32(32 - min(20, max(10, len(tokens).bit_length() + 3)))
         slots = self._slots(tokens)
         self.table = np.zeros(1 << (32 - int(self.shift)), np.uint64)
-        # An empty slot must not match the tokens that hash to it. Its entry 0 means token 0, which hashes to slot 0, so
-        # the entry of slot 0 is token 1 instead.
+        # An empty slot contains 0, which looks like token 0. No other token than 0 matches it, and token 0 belongs to
+        # slot 0, so only slot 0 needs a different value: token 1, which belongs to another slot.
         self.table[0] = 1 << 32
-        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | numbers)[
-            ::-1
-        ]  # the last write wins, so the most frequent token remains
+        # If several tokens have the same slot, the last write remains. In reverse order, this is the most frequent one.
+        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | numbers)[::-1]
         (displaced,) = np.nonzero(self.table[slots] >> np.uint64(32) != tokens)
         displaced = displaced[np.argsort(tokens[displaced])]
         self.others, self.other_numbers = tokens[displaced], numbers[displaced].astype(np.int32)
@@ -593,6 +598,12 @@ class Encoder:
         return slots
 
     def __call__(self, tokens: Array, missing: Array | None) -> Array:
+        """Return the rows of the shared embedding table for tokens.
+
+        Args:
+            tokens: The tokens of a column.
+            missing: A mask of missing values, which get the out-of-vocabulary id; None if there are none.
+        """
         tokens = tokens.astype(np.uint32, copy=False)
         entries = self.table.take(self._slots(tokens), mode="clip")
         matches = entries >> np.uint64(32) == tokens

@@ -29,8 +29,11 @@ CONDITIONS: dict[str, Condition] = {
     "no drift": study.TABLE,
     "no drift, 1% noise": study.TABLE_NOISY,
 }
-"""Conditions with drift use prequential evaluation. Without drift, the models learn one shuffled epoch first, as in
-the paper."""
+"""The conditions by label.
+
+Conditions with drift use prequential evaluation. The others train on one shuffled epoch before they are evaluated, as
+in the paper.
+"""
 NEAR = 0.1
 """A learning rate counts as near the best if it loses at most this many points of AUC."""
 CAPTION = (
@@ -40,14 +43,14 @@ CAPTION = (
 
 
 def run_specs(plan: Plan, results: Results) -> list[RunSpec]:
-    """List the runs of both optimizers at every learning rate, condition and seed."""
-    named: list[RunSpec] = []
+    """Return the runs of both optimizers at every learning rate, condition and seed."""
+    all_specs: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
         specs, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
-        named += rate_pairs.extended_specs(
+        all_specs += rate_pairs.extended_specs(
             study.GRIDS[plan.scale], specs, curves, results.where(condition=condition.name)
         )
-    return named
+    return all_specs
 
 
 def _specs(plan: Plan, condition: Condition, grid: Sequence[float]) -> list[RunSpec]:
@@ -77,11 +80,13 @@ def pairs(results: Results) -> dict[str, Pair]:
 
 
 def summary(results: Results) -> Summary:
+    """Summarize the comparison of Adam and CAdam over learning rates."""
     summary = rate_pairs.summary(pairs(results), NEAR, same_data=False, digits=3)
     return replace(summary, verdict=f"{study.describe_data(results)}{summary.verdict}")
 
 
 def figures(results: Results) -> Mapping[str, Figure]:
+    """Draw the AUC of Adam and CAdam over learning rates, and their difference."""
     return {CAPTION: rate_pairs.figure(pairs(results), "AUC x 100", same_data=False)}
 
 

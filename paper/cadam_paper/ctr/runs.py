@@ -31,7 +31,7 @@ WINDOWS = 24
 
 
 READING = 1
-"""Increase this number when `criteo_dataset` or `split` would return other rows."""
+"""Version of the code that reads the preprocessed rows. Increase it when `criteo_dataset` or `split` changes them."""
 
 
 def compute(spec: RunSpec) -> Outcome:
@@ -66,6 +66,7 @@ def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
 
 
 def on_gpu(spec: RunSpec) -> bool:
+    """Return whether a run is computed on a GPU."""
     return bool(spec.settings["device"] == "cuda")
 
 
@@ -116,7 +117,10 @@ def clicks_of(spec: RunSpec) -> Clicks:
 
 
 def outcome(record: Record) -> Outcome:
-    """Convert the record of a run to metrics and curves. The AUC is in percent, and NaN if the loss diverged."""
+    """Convert the record of a run to metrics and curves.
+
+    The AUC is in percent. AUC and log loss are NaN if the training loss is not finite at some step.
+    """
     finite = bool(np.isfinite(record.loss).all())
     metrics = {
         "loss": float(record.loss.mean()),
@@ -127,12 +131,12 @@ def outcome(record: Record) -> Outcome:
     for part, scores in record.scores.items():
         metrics[f"{part}_auc"] = 100 * scores.auc if finite else math.nan
         metrics[f"{part}_log_loss"] = scores.log_loss if finite else math.nan
-    curves = {"loss": thinned(record.loss, POINTS).astype(np.float32)}
+    curves = {"loss": thin(record.loss, POINTS).astype(np.float32)}
     if record.windows is not None:
         curves["windows"] = (100 * record.windows).astype(np.float32)
     return Outcome(metrics, curves)
 
 
-def thinned(curve: Array, points: int) -> Array:
+def thin(curve: Array, points: int) -> Array:
     """Average a curve over `points` parts of about equal length, or fewer if the curve is shorter."""
     return np.array([part.mean() for part in np.array_split(curve, min(points, len(curve)))])

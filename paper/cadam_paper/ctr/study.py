@@ -1,8 +1,7 @@
-"""The CTR prediction experiments of the paper: tables 1 and 2, the Criteo column of table 4, and the models on a
-stream.
+"""The CTR prediction experiments: tables 1 and 2 of the paper, the Criteo column of table 4, and streams with drift.
 
-Every optimizer has the learning rate that is best for it and for the model, chosen by validation AUC on tuning seeds.
-The results are test AUCs on other seeds. Runs that several experiments need are computed once.
+The learning rate of each optimizer and model is chosen by validation AUC on tuning seeds. The results are test AUCs on
+other seeds. Runs that several experiments need are computed once.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ PAIRS = (SGDM, ARMS, AMSGRAD)
 CLEAN, NOISE = "clean", 0.01
 NOISY = f"{NOISE:.0%} of negatives shown as clicks"
 MEAN = "mean of the models"
+"""Label of rows about the mean over all models."""
 
 PAPER = {
     "Yogi": (80.42, 80.69, 80.68, 80.52, 80.40),
@@ -59,8 +59,9 @@ PAPER = {
     "CAmsGrad": (80.90, 80.93, 80.92, 80.94, 81.09),
 }
 PAPER_NOISY = {"Adam": (80.51, 80.47, 80.48, 80.66, 80.51), "CAdam": (80.81, 80.79, 80.78, 80.96, 80.77)}
-"""AUC x 100 of the paper's tables 1 and 2 by model, in the order of `MODELS`."""
+"""AUC x 100 in tables 1 (`PAPER`) and 2 (`PAPER_NOISY`) of the paper, for each model in the order of `MODELS`."""
 PAPER_ABLATION = {"SGDM": 77.16, "CSGDM": 77.71, "Adam": 80.92, "CAdam": 80.94, "AmsGrad": 80.94, "CAmsGrad": 80.96}
+"""AUC x 100 in table 4 of the paper, mean of the models."""
 
 GRIDS: dict[Scale, tuple[float, ...]] = {
     "quick": (2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
@@ -122,6 +123,7 @@ STREAMS = [
 
 
 def spec(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition, seed: int) -> RunSpec:
+    """Return the spec of one run. If the plan names the user's file, the file is preprocessed first."""
     settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings, "rows": requested_rows(plan)}
     if plan.data:
         criteo = runs.load_criteo(plan.data, settings["rows"])
@@ -158,15 +160,15 @@ def unread(plan: Plan) -> str | None:
 def tuning_specs(
     plan: Plan, optimizers: Sequence[str], condition: Condition, results: Results, models: Sequence[str] = MODELS
 ) -> list[RunSpec]:
-    """List the tuning runs: every learning rate of the grid, which is extended as long as the best rate is at its end.
+    """Return the tuning runs: every rate of the grid, which is extended as long as the best rate is at one of its ends.
 
-    A high rate may work with one seed and fail with the next. Where the grid was extended, rates are therefore chosen
-    on three seeds instead of one. An optimizer with confidence and the one without always have the same rates and
-    seeds.
+    A high rate may work with one seed and fail with another. If a grid was extended, its rates are therefore chosen on
+    three seeds instead of one. An optimizer with confidence and the same optimizer without always have the same rates
+    and seeds.
     """
     single = [(optimizer,) for optimizer in optimizers if not any(optimizer in pair for pair in PAIRS)]
     paired = [pair for pair in PAIRS if set(pair) <= set(optimizers)]
-    named: list[RunSpec] = []
+    all_specs: list[RunSpec] = []
     for model, arms in product(models, [*single, *paired]):
         grid = (SGDM_GRIDS if "SGDM" in arms else GRIDS)[plan.scale]
         specs = partial(_tuning_specs, plan, model, arms, condition)
@@ -176,8 +178,8 @@ def tuning_specs(
         rates = sorted({spec.lr for spec in of_arms})
         if len(rates) > len(grid) and tuning.has(of_arms):
             of_arms = rate_pairs.extended_specs(rates, partial(specs, tuning_seeds(3)), curves, tuning)
-        named += of_arms
-    return named
+        all_specs += of_arms
+    return all_specs
 
 
 def _tuning_specs(
@@ -195,7 +197,7 @@ def _tuning_curves(model: str, arms: Sequence[str], condition: Condition, result
     return curves
 
 
-def choice(results: Results, model: str, optimizer: str, condition: Condition) -> RateChoice:
+def choose_rate(results: Results, model: str, optimizer: str, condition: Condition) -> RateChoice:
     """Choose the best learning rate of an optimizer on a model."""
     tuning = results.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
     return choose_lr(f"{optimizer} on {model}", tuning.metric_by_rate(condition.tuned_by), "higher")
@@ -204,7 +206,7 @@ def choice(results: Results, model: str, optimizer: str, condition: Condition) -
 def test_specs(
     plan: Plan, rates: Mapping[tuple[str, str], float], condition: Condition, baselines: Sequence[str]
 ) -> list[RunSpec]:
-    """List the test runs of each (model, optimizer) at its learning rate, and the repeat runs of the baselines."""
+    """Return the test runs of each model and optimizer at its learning rate, and the repeat runs of the baselines."""
     specs = []
     for (model, optimizer), lr in rates.items():
         seeds = [*plan.test_seeds(), *(plan.repeat_seeds() if optimizer in baselines else ())]
@@ -213,60 +215,66 @@ def test_specs(
 
 
 Rates = Mapping[tuple[str, str], float]
+"""Learning rates by (model, optimizer)."""
 
 
-def chosen(
+def choose_rates(
     results: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
 ) -> dict[tuple[str, str], float]:
     """Return the best learning rate by (model, optimizer)."""
-    return {(m, o): choice(results, m, o, condition).lr for m in models for o in optimizers}
+    return {(m, o): choose_rate(results, m, o, condition).lr for m in models for o in optimizers}
 
 
 def criteo_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """Return the runs of table 1."""
     tuning = tuning_specs(plan, OPTIMIZERS, TABLE, results)
     if not results.has(tuning):
         return tuning
-    return [*tuning, *test_specs(plan, chosen(results, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
+    return [*tuning, *test_specs(plan, choose_rates(results, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
 
 
-def readings(results: Results) -> dict[str, Rates]:
-    """Return the possible choices of learning rates for noisy data. The paper does not state which it used."""
-    clean = chosen(results, ARMS, TABLE)
+def rate_choices(results: Results) -> dict[str, Rates]:
+    """Return three choices of learning rates for noisy data, because the paper does not state which one it used."""
+    clean = choose_rates(results, ARMS, TABLE)
     default = GRIDS["full" if results[0].spec.settings["hidden"] is None else "quick"][2]
     return {
         "lr best on clean data": clean,
         f"default lr {default:g}": dict.fromkeys(clean, default),
-        "lr best on noisy data": chosen(results, ARMS, TABLE_NOISY),
+        "lr best on noisy data": choose_rates(results, ARMS, TABLE_NOISY),
     }
 
 
 def noise_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """Return the runs of table 2."""
     tuning = [spec for c in (TABLE, TABLE_NOISY) for spec in tuning_specs(plan, ARMS, c, results)]
     if not results.has(tuning):
         return tuning
-    specs = [*tuning, *test_specs(plan, chosen(results, ARMS, TABLE), TABLE, ("Adam",))]
-    for rates in readings(results).values():
+    specs = [*tuning, *test_specs(plan, choose_rates(results, ARMS, TABLE), TABLE, ("Adam",))]
+    for rates in rate_choices(results).values():
         specs += test_specs(plan, rates, TABLE_NOISY, ("Adam",))
     return specs
 
 
 def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """Return the runs of the Criteo column of table 4."""
     optimizers = [optimizer for pair in PAIRS for optimizer in pair]
     tuning = tuning_specs(plan, optimizers, TABLE, results)
     if not results.has(tuning):
         return tuning
-    return [*tuning, *test_specs(plan, chosen(results, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
+    return [*tuning, *test_specs(plan, choose_rates(results, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
 
 
 STREAMED = ("DeepFM",)
+"""The models that run on streams."""
 
 
 def stream_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """Return the runs on streams."""
     conditions = [STREAM] if plan.data else STREAMS
     tuning = [spec for condition in conditions for spec in tuning_specs(plan, ARMS, condition, results, STREAMED)]
     if not results.has(tuning):
         return tuning
-    tests = [test_specs(plan, chosen(results, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
+    tests = [test_specs(plan, choose_rates(results, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
     return [*tuning, *(spec for specs in tests for spec in specs)]
 
 
@@ -286,13 +294,13 @@ def by_seed(
     return {seed: float(np.mean([values[seed] for values in by_model])) for seed in by_model[0]}
 
 
-def compared(
-    results: Results, pair: tuple[str, str], rates: Rates, condition: Condition, models: Sequence[str], aa: bool = True
+def compare_arms(
+    results: Results, pair: tuple[str, str], rates: Rates, condition: Condition, models: Sequence[str]
 ) -> Comparison:
-    """Compare two optimizers on the mean of some models, each at its own learning rate."""
+    """Compare two optimizers in the mean over some models, each at its own learning rate."""
     tests, repeats = results.tests(), results.repeats()
     arm, baseline = (by_seed(tests, optimizer, rates, condition, models) for optimizer in pair)
-    repeat = by_seed(repeats, pair[1], rates, condition, models) if aa else None
+    repeat = by_seed(repeats, pair[1], rates, condition, models)
     return statistics.compare(arm, baseline, names=pair, better="higher", repeat=repeat)
 
 
@@ -320,15 +328,14 @@ def _mean_and_models() -> list[tuple[str, tuple[str, ...]]]:
 def _runs_of(
     results: Results, optimizers: Sequence[str], models: Sequence[str], condition: Condition, rates: Rates
 ) -> Results:
-    """Return the runs behind the numbers of a row."""
-    wanted = {(m, o, rates[m, o]) for m in models for o in optimizers}
+    """Return the test runs of some optimizers and models at their learning rates."""
+    models_and_rates = {(m, o, rates[m, o]) for m in models for o in optimizers}
     tests = results.tests().where(condition=condition.name)
-    return Results([r for r in tests if (r.spec.model, r.spec.optimizer, r.spec.lr) in wanted])
+    return Results([r for r in tests if (r.spec.model, r.spec.optimizer, r.spec.lr) in models_and_rates])
 
 
 def describe_data(results: Results) -> str:
-    """Return the sentence that introduces a verdict: it names the data, and warns if data or models differ from the "
-    "paper's."""
+    """Return the first sentence of a verdict, which names the data and warns if data or models are not the paper's."""
     spec = results[0].spec
     small = "" if spec.settings["hidden"] is None else "small models on "
     if spec.settings["source"] == "file" and not small and f", {ROWS:,} rows" in spec.data:
@@ -339,7 +346,7 @@ def describe_data(results: Results) -> str:
 
 def _warnings(results: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str]) -> list[str]:
     """Return a warning that lists the best learning rates at the end of a grid, if any."""
-    ends = [c for m in models for o in optimizers if (c := choice(results, m, o, condition)).warning]
+    ends = [c for m in models for o in optimizers if (c := choose_rate(results, m, o, condition)).warning]
     if not ends:
         return []
     listed = ", ".join(f"{c.arm} {c.lr:g}" for c in ends)
@@ -349,19 +356,20 @@ def _warnings(results: Results, optimizers: Sequence[str], condition: Condition,
 
 
 def criteo_summary(results: Results) -> Summary:
-    rates = chosen(results, OPTIMIZERS, TABLE)
+    """Compare the optimizers of table 1 by model and in the mean over models."""
+    rates = choose_rates(results, OPTIMIZERS, TABLE)
     rows: list[Row] = []
     means: list[Comparison] = []
     by_model: list[Comparison] = []
     for pair in (ARMS, AMSGRAD):
         for label, models in _mean_and_models():
-            comparison = compared(results, pair, rates, TABLE, models)
+            comparison = compare_arms(results, pair, rates, TABLE, models)
             part = _runs_of(results, pair, models, TABLE, rates)
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", _paper(pair, PAPER, models), comparison, part))
             (means if label == MEAN else by_model).append(comparison)
     others = [(other, "Adam") for other in ("Yogi", "RAdam", "AdaBelief", "AdamW", "AmsGrad", "CAmsGrad")]
     for pair in (*others, ("CAmsGrad", "CAdam")):
-        comparison = compared(results, pair, rates, TABLE, MODELS)
+        comparison = compare_arms(results, pair, rates, TABLE, MODELS)
         part = _runs_of(results, pair, MODELS, TABLE, rates)
         row = _row(f"{MEAN}: {pair[0]} against {pair[1]}", _paper(pair, PAPER, MODELS), comparison, part)
         values = {
@@ -379,17 +387,18 @@ def criteo_summary(results: Results) -> Summary:
 
 
 def noise_summary(results: Results) -> Summary:
+    """Compare Adam and CAdam with label noise, and the AUC that each loses by noise."""
     rows, verdicts = [], []
-    for reading, rates in readings(results).items():
+    for reading, rates in rate_choices(results).items():
         for label, models in _mean_and_models():
-            comparison = compared(results, ARMS, rates, TABLE_NOISY, models)
+            comparison = compare_arms(results, ARMS, rates, TABLE_NOISY, models)
             part = _runs_of(results, ARMS, models, TABLE_NOISY, rates)
             rows.append(
                 _row(f"{reading}: {label}: CAdam against Adam", _paper(ARMS, PAPER_NOISY, models), comparison, part)
             )
             if label == MEAN:
                 verdicts.append(f"{reading}: {verdict_over_seeds(comparison)}")
-    drop, rates = _drop(results), chosen(results, ARMS, TABLE)
+    drop, rates = _drop(results), choose_rates(results, ARMS, TABLE)
     part = Results([r for c in (TABLE, TABLE_NOISY) for r in _runs_of(results, ARMS, MODELS, c, rates)])
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, part))
     subject = f"Test AUC with noisy training labels, {MEAN}, CAdam against Adam."
@@ -401,7 +410,7 @@ def noise_summary(results: Results) -> Summary:
 
 def _drop(results: Results) -> Comparison:
     """Compare the AUC that noise costs each optimizer, at the learning rates that are best on clean data."""
-    rates, tests = chosen(results, ARMS, TABLE), results.tests()
+    rates, tests = choose_rates(results, ARMS, TABLE), results.tests()
 
     def lost(optimizer: str) -> dict[int, float]:
         clean, noisy = (by_seed(tests, optimizer, rates, c, MODELS) for c in (TABLE, TABLE_NOISY))
@@ -411,12 +420,13 @@ def _drop(results: Results) -> Comparison:
 
 
 def ablation_summary(results: Results) -> Summary:
+    """Compare SGDM, Adam and AMSGrad with and without confidence."""
     rows, comparisons = [], []
     optimizers = [optimizer for pair in PAIRS for optimizer in pair]
-    rates = chosen(results, optimizers, TABLE)
+    rates = choose_rates(results, optimizers, TABLE)
     for pair in PAIRS:
         for label, models in _mean_and_models() if pair == SGDM else _mean_and_models()[:1]:
-            comparison = compared(results, pair, rates, TABLE, models)
+            comparison = compare_arms(results, pair, rates, TABLE, models)
             paper = ", ".join(f"{name} {PAPER_ABLATION[name]:.2f}" for name in pair) if label == MEAN else ""
             part = _runs_of(results, pair, models, TABLE, rates)
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", paper, comparison, part))
@@ -427,14 +437,16 @@ def ablation_summary(results: Results) -> Summary:
 
 
 def stream_conditions(results: Results) -> list[Condition]:
+    """Return the stream conditions that the results contain."""
     return [c for c in (STREAM, *STREAMS) if results.where(condition=c.name)]
 
 
 def stream_summary(results: Results) -> Summary:
+    """Compare Adam and CAdam on each stream."""
     rows, verdicts = [], []
     for condition in stream_conditions(results):
-        rates = chosen(results, ARMS, condition, STREAMED)
-        comparison = compared(results, ARMS, rates, condition, STREAMED)
+        rates = choose_rates(results, ARMS, condition, STREAMED)
+        comparison = compare_arms(results, ARMS, rates, condition, STREAMED)
         rates_text = ", ".join(f"{arm} lr {rates['DeepFM', arm]:g}" for arm in ARMS)
         part = _runs_of(results, ARMS, STREAMED, condition, rates)
         rows.append(_row(f"{condition.name}: AUC over the stream ({rates_text})", "", comparison, part))
@@ -465,12 +477,13 @@ def _legend(figure: Figure, panel: Axes) -> None:
 
 
 def criteo_figures(results: Results) -> dict[str, Figure]:
-    rates = chosen(results, OPTIMIZERS, TABLE)
+    """Draw the AUC of each optimizer minus that of Adam, by model."""
+    rates = choose_rates(results, OPTIMIZERS, TABLE)
     others = [optimizer for optimizer in OPTIMIZERS if optimizer != "Adam"]
     colors = [palette.CADAM if name.startswith("C") else palette.ADAM for name in others]
     figure, axes = panels(2, 3, 10.5, 5.6, sharey=True)
     for panel, (label, models) in zip(axes.flat, _mean_and_models(), strict=True):
-        comparisons = [compared(results, (other, "Adam"), rates, TABLE, models) for other in others]
+        comparisons = [compare_arms(results, (other, "Adam"), rates, TABLE, models) for other in others]
         base = _paper_value(PAPER["Adam"], models)
         _dots(panel, comparisons, [_paper_value(PAPER[other], models) - base for other in others], colors)
         panel.set_title(label)
@@ -484,10 +497,11 @@ def criteo_figures(results: Results) -> dict[str, Figure]:
 
 
 def noise_figures(results: Results) -> dict[str, Figure]:
+    """Draw the AUC of CAdam minus that of Adam with label noise, by model and choice of the learning rates."""
     names = _mean_and_models()
     figure, axes = panels(1, 3, 10.5, 3.2, sharey=True)
-    for panel, (reading, rates) in zip(axes[0], readings(results).items(), strict=True):
-        comparisons = [compared(results, ARMS, rates, TABLE_NOISY, models) for _, models in names]
+    for panel, (reading, rates) in zip(axes[0], rate_choices(results).items(), strict=True):
+        comparisons = [compare_arms(results, ARMS, rates, TABLE_NOISY, models) for _, models in names]
         papers = [_paper_value(PAPER_NOISY["CAdam"], m) - _paper_value(PAPER_NOISY["Adam"], m) for _, m in names]
         _dots(panel, comparisons, papers, [palette.CADAM] * len(names))
         panel.set(title=reading, xlabel="AUC x 100, CAdam minus Adam")
@@ -498,11 +512,12 @@ def noise_figures(results: Results) -> dict[str, Figure]:
 
 
 def ablation_figures(results: Results) -> dict[str, Figure]:
+    """Draw the gain from confidence by optimizer and model."""
     names = _mean_and_models()
-    rates = chosen(results, [optimizer for pair in PAIRS for optimizer in pair], TABLE)
+    rates = choose_rates(results, [optimizer for pair in PAIRS for optimizer in pair], TABLE)
     figure, axes = panels(1, 3, 10.5, 3.2, sharey=True)
     for panel, pair in zip(axes[0], PAIRS, strict=True):
-        comparisons = [compared(results, pair, rates, TABLE, models) for _, models in names]
+        comparisons = [compare_arms(results, pair, rates, TABLE, models) for _, models in names]
         if pair[0] in PAPER:
             papers = [_paper_value(PAPER[pair[0]], m) - _paper_value(PAPER[pair[1]], m) for _, m in names]
         else:
@@ -516,10 +531,11 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
 
 
 def stream_figures(results: Results) -> dict[str, Figure]:
+    """Draw the AUC of Adam and CAdam along each stream."""
     conditions = stream_conditions(results)
     figure, axes = panels(1, len(conditions), 10.5, 3.0, sharey=True)
     for panel, condition in zip(axes[0], conditions, strict=True):
-        rates = chosen(results, ARMS, condition, STREAMED)
+        rates = choose_rates(results, ARMS, condition, STREAMED)
         for arm, color in zip(ARMS, (palette.CADAM, palette.ADAM), strict=True):
             part = results.tests().where(optimizer=arm, condition=condition.name, lr=rates["DeepFM", arm])
             curve: Array = part.curve("windows").mean(0)

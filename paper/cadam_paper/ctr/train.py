@@ -26,7 +26,7 @@ from cadam.online.metrics.log_loss import log_loss
 from cadam.optim.alignment import Ratio
 from cadam.statistics.intervals import Array
 
-from ..images.train import Captured
+from ..harness.cuda_runs import Captured
 from . import models
 from .data import Clicks, Feed, Part
 
@@ -185,9 +185,9 @@ class Learner:
 
         complete, rest = divmod(feed.rows, feed.batch_size)
         call = make_call(feed.batch_size)
-        captured = (
-            Captured(call, torch.cuda.current_stream(self.device)) if graph and self.device.type == "cuda" else None
-        )
+        captured = None
+        if graph and self.device.type == "cuda":
+            captured = Captured(call, torch.cuda.current_stream(self.device))
         try:
             for _ in range(complete):
                 (captured or call)()
@@ -198,7 +198,9 @@ class Learner:
         finally:
             if captured is not None and captured.graph is not None:
                 torch.cuda.synchronize(self.device)
-                self.optimizer.zero_grad(set_to_none=True)  # the gradients are in the graph's memory
+                self.optimizer.zero_grad(
+                    set_to_none=True
+                )  # the gradients are in memory of the graph, which is freed next
                 captured.graph.reset()
 
     def _new_curves(self, feed: Feed) -> None:
@@ -214,6 +216,7 @@ class Learner:
         return torch.zeros(-(-feed.rows // feed.batch_size), feed.batch_size, device=self.device)
 
     def record(self, scores: Mapping[str, Scores], windows: Array | None = None) -> Record:
+        """Return the recorded curves with the scores of the run."""
         dense, tables = self.optimizer.alignment().groups
         return Record(self.losses.cpu().numpy(), self.norms.cpu().numpy(), dense, tables, scores, windows)
 
@@ -224,8 +227,10 @@ def _write_batch(buffer: Tensor, index: Tensor, values: Tensor) -> None:
 
 @contextmanager
 def numerics(task: Task, device: torch.device) -> Iterator[None]:
-    """Set the precision of matrix products and the seed of dropout, and on CUDA a stream that supports graph "
-    "capture."""
+    """Set the precision of matrix products and the seed of dropout while the context is active.
+
+    On CUDA, a new stream becomes the current one, because the default stream does not support graph capture.
+    """
     before = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -245,6 +250,7 @@ def numerics(task: Task, device: torch.device) -> Iterator[None]:
 
 
 def compute_scores(logits: Tensor, labels: Tensor) -> Scores:
+    """Return the metrics of predictions."""
     return Scores(auc(logits, labels), log_loss(logits, labels))
 
 

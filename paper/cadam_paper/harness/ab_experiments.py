@@ -48,8 +48,7 @@ def rates_experiment(
 ) -> Experiment:
     """Return the experiment that runs the arms of a study at every learning rate.
 
-    It shares run specs with the comparison, which has some of them. The arguments are those of
-    `comparison_experiment`.
+    Some of its runs are also runs of `comparison_experiment`, which has the same arguments. They are computed once.
     """
     return Experiment(
         name=study.name.replace("ab-", "rates-", 1),

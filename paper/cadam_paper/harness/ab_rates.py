@@ -1,7 +1,8 @@
-"""The arms of an A/B over learning rates: every arm at every rate under every seed, on the unchanged stream.
+"""Learning-rate curves of an A/B study: every arm at every learning rate with every seed, on the unchanged stream.
 
-The A/B chooses a rate on the first part of the stream, because in practice the rest is not known then. Here rates are
-judged by the measured part, under other seeds. This shows what each arm can reach, and how much a wrong rate costs.
+The A/B chooses learning rates on the first part of the stream, because in practice the rest is not available yet. Here
+the rest of the stream decides which rate is best, on other seeds. This shows what each arm can reach, and how much a
+wrong rate costs.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRICS = (MAIN_METRIC, "log_loss")
-"""The metrics that rates are judged by. The grid is extended until it contains the best rate by either metric."""
+"""The metrics that decide which rate is best. The grid is extended until the best rate by each metric is inside it."""
 NEAR = 0.01
-"""A rate is near the best if its GAUC is within this distance, which is one point."""
+"""A rate counts as near the best if its GAUC is lower by at most this number, which is one point."""
 MAX_RELATIVE_LOSS = 1.4
-"""The figure shows log losses up to this multiple of the lowest; those of the highest rates are far above."""
+"""The figure shows log losses up to this multiple of the lowest, because the highest rates have far larger ones."""
 
 
 def run_specs(study: Study, seeds: int, results: Results) -> Sequence[RunSpec]:
-    """Return all arms at every rate of the grid, and at rates beyond it while a best rate is at an end."""
+    """Return the runs of all arms at every rate of the grid, which is extended while a best rate is at an end of it."""
 
     def specs(grid: Sequence[float]) -> list[RunSpec]:
         return [study.spec(arm, lr, seed) for seed in evaluation_seeds(seeds) for lr in grid for arm in study.arms]
@@ -48,21 +49,26 @@ def curves(study: Study, results: Results, metric: str = MAIN_METRIC) -> dict[st
 
 
 def pairs(study: Study, results: Results, arm: str, metric: str = MAIN_METRIC) -> dict[str, tuple[Results, Results]]:
-    """Return the runs of an arm and of the baseline: each at its own best rate, and both at the same rate."""
+    """Return the runs of an arm and of the baseline, at three choices of the learning rates.
+
+    The choices are: each at its own best rate, both at the best rate of the baseline, and both at three times that
+    rate. They are the keys of the result.
+    """
     by_arm = curves(study, results, metric)
     base = by_arm[study.baseline]
     rate = base.best()
 
-    def at(name: str, rates: Mapping[int, float]) -> Results:
+    def runs_at(name: str, rates: Mapping[int, float]) -> Results:
         runs = results.tests().where(optimizer=name)
         return Results([result for result in runs if result.spec.lr == rates[result.spec.seed]])
 
     names = (arm, study.baseline)
-    rates_of = {"each at its own best rate": {name: by_arm[name].chosen() for name in names}}
-    for words, lr in ((f"{study.baseline}'s best rate", rate), ("three times that", base.above(rate))):
+    rates_of = {"each at its own best rate": {name: by_arm[name].rate_by_seed() for name in names}}
+    for words, lr in ((f"{study.baseline}'s best rate", rate), ("three times that", base.nearest_to_triple(rate))):
         rates_of[f"both at {words}, {lr:g}"] = dict.fromkeys(names, dict.fromkeys(base.seeds, lr))
     return {
-        label: (at(arm, rates[arm]), at(study.baseline, rates[study.baseline])) for label, rates in rates_of.items()
+        label: (runs_at(arm, rates[arm]), runs_at(study.baseline, rates[study.baseline]))
+        for label, rates in rates_of.items()
     }
 
 

@@ -2,8 +2,8 @@
 
 A row is a result. Its columns are the run spec (`experiment` to `seed`, and `settings` as JSON), the `version` of the
 experiment, one column per metric, a list `curve_NAME` per curve, and the provenance (`seconds` to `restamped`). A row
-is the result of a run if spec and version match, whatever version of torch computed it. Rows are added at the end and
-never change; if two rows have the same spec and version, the later one counts.
+is used as the result of a run if spec and version match; the version of torch that computed it does not matter. Rows
+are added at the end and never change. If two rows have the same spec and version, the later one is used.
 
 The file `plans.json` beside the Parquet files says which experiments were archived, and at which scale.
 """
@@ -37,7 +37,8 @@ VERSION_COLUMNS = ("cadam", "torch", "numpy", "python")
 PROVENANCE_COLUMNS = ("seconds", "peak_memory", "device", *VERSION_COLUMNS, "commit", "dirty", "code", "restamped")
 FIXED_COLUMNS = (*SPEC_COLUMNS, "version", *PROVENANCE_COLUMNS)
 """All columns that are neither metrics nor curves."""
-NEEDS = "reading them needs pyarrow: pip install pyarrow"
+PYARROW_ADVICE = "reading them needs pyarrow: pip install pyarrow"
+"""End of the message about an archive that cannot be read without pyarrow."""
 
 
 class DamagedArchiveError(ValueError):
@@ -45,7 +46,11 @@ class DamagedArchiveError(ValueError):
 
 
 class Archive:
-    """The published results in a folder."""
+    """The published results in a folder.
+
+    Args:
+        root: The folder.
+    """
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
@@ -58,7 +63,7 @@ class Archive:
         return self._studies[name]
 
     def find(self, experiment: Experiment, spec: RunSpec) -> Result | None:
-        """Return the result of a run at the present version of its experiment, or None if there is none."""
+        """Return the result of a run at the current version of its experiment, or None if it is not archived."""
         return self.study(spec.experiment).find(spec, experiment.version)
 
     def add(self, experiment: Experiment, results: Iterable[Result]) -> int:
@@ -74,7 +79,7 @@ class Archive:
         return sum(map(len, by_study.values()))
 
     def _lock(self) -> FileLock:
-        """Return a lock for writing: no other process may write while a file is read, extended and replaced."""
+        """Return a lock that keeps other processes from writing while a file is read, extended and replaced."""
         self.root.mkdir(parents=True, exist_ok=True)
         return FileLock(self.root / ".lock")
 
@@ -84,7 +89,7 @@ class Archive:
         return Plan.of(plans[experiment.name]) if experiment.name in plans else None
 
     def remember(self, experiment: Experiment, plan: Plan) -> None:
-        """Write the plan at which an experiment was archived."""
+        """Store the plan at which an experiment was archived."""
         with self._lock():
             plans = {**self._plans(), experiment.name: asdict(plan)}
             text = "".join(f" {json.dumps(name)}: {json.dumps(plans[name])},\n" for name in sorted(plans))
@@ -120,7 +125,7 @@ class Study:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError as error:
-            raise ModuleNotFoundError(f"{self.path}: {NEEDS}") from error
+            raise ModuleNotFoundError(f"{self.path}: {PYARROW_ADVICE}") from error
         try:
             table = pq.read_table(self.path, memory_map=False)
         except (pa.ArrowException, OSError) as error:
@@ -217,13 +222,17 @@ def _read_curve(value: Any, metadata: Mapping[bytes, bytes]) -> Array:
     dtype = np.dtype(metadata[b"dtype"].decode())
     if metadata[b"ndim"] == b"2":
         rows = np.array(value.as_py(), dtype)
-        return rows if rows.ndim == 2 else rows.reshape(0, 0)  # the width of an array without rows is lost
+        return rows if rows.ndim == 2 else rows.reshape(0, 0)  # an empty list does not contain the width
     array: Array = value.values.to_numpy(zero_copy_only=False)
     return array.astype(dtype)
 
 
 def _make_table(version: int, results: Sequence[Result]) -> pa.Table:
-    """Return new rows. Half precision is written as float32, which every reader supports; metadata keep the dtype."""
+    """Return results as rows of the archive.
+
+    Curves of dtype float16 are written as float32, because not every Parquet reader supports float16. The metadata of
+    the column contain the original dtype.
+    """
     import pyarrow as pa
 
     columns: dict[str, pa.Array] = {}
@@ -251,7 +260,7 @@ def _make_table(version: int, results: Sequence[Result]) -> pa.Table:
             raise ValueError(f"the curve {name!r} must have one dtype and one or two dimensions, has {sorted(shapes)}")
         dtype = next(iter(shapes))[0]
         number = pa.from_numpy_dtype("float32" if dtype == "float16" else dtype)
-        kind = pa.list_(pa.field("element", number))  # the name that the Parquet format prescribes
+        kind = pa.list_(pa.field("element", number))  # the Parquet format prescribes this name
         if ndim == 2:
             kind = pa.list_(pa.field("element", kind))
         values = [None if curve is None else curve.tolist() for curve in curves]

@@ -60,13 +60,13 @@ def _identity(spec: RunSpec, version: int, versions: Mapping[str, str]) -> str:
 
 
 class Cache:
-    """The results in a folder, and those of an archive, to which nothing is written.
+    """Results in a folder, and in an archive that is only read.
 
     Args:
         root: The folder.
-        archive: The archive in which results are looked up that the folder does not have.
-        any_versions: Whether results that other versions of cadam or torch computed count too, as they do in the
-            archive. Results of another machine can then be published from here.
+        archive: The archive in which results are looked up that are not in the folder.
+        any_versions: Whether to use results that other versions of cadam or torch computed, as the archive does. This
+            allows results from another machine to be copied into the folder and then archived.
     """
 
     def __init__(self, root: Path | str, archive: Archive | None = None, *, any_versions: bool = False) -> None:
@@ -100,7 +100,7 @@ class Cache:
 
     @cached_property
     def _path_by_spec(self) -> dict[tuple[str, int], Path]:
-        """The path of the result of each spec and version, whatever computed it. Damaged files are left out."""
+        """The path of a result by spec and version, for any version of cadam and torch. Damaged files are omitted."""
         paths = {}
         for path in self.root.glob("*/*.json"):
             with suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
@@ -115,7 +115,7 @@ class Cache:
             raise DamagedResultError(str(error)) from error
 
     def save(self, experiment: Experiment, result: Result) -> Path:
-        """Write a result, and replace an earlier one. The caller must have locked the run."""
+        """Write a result, replace an earlier one, and return the path. The caller must have locked the run."""
         path = self.path(experiment, result.spec)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _write(result, experiment.version), temporary=f".{path.stem}.new")
@@ -145,7 +145,10 @@ class Cache:
             lock.release()
 
     def sweep(self) -> list[Path]:
-        """Remove files that a killed process left unfinished; files that a running process is writing stay."""
+        """Remove the unfinished files of killed processes, and return their paths.
+
+        Files that a running process is writing are kept, because it holds the lock of the run.
+        """
         removed = []
         for path in self.root.glob("*/.*.new"):
             name = path.name[1:].partition(".")[0]
@@ -157,7 +160,7 @@ class Cache:
         return removed
 
     def remember(self, experiment: Experiment, plan: Plan) -> None:
-        """Write the plan that was last asked for, which a report then shows."""
+        """Store the plan that was requested last, so that a report can show it."""
         path = self.root / experiment.name / "plan.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         name = hashlib.sha256(experiment.name.encode()).hexdigest()
@@ -165,7 +168,7 @@ class Cache:
             replace_file(path, json.dumps(asdict(plan)).encode(), temporary=f".{name}.new")
 
     def last_plan(self, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
-        """Return the plan that was last asked for, or the one of the archive, or None if there is none.
+        """Return the plan that was requested last, otherwise the archived plan, otherwise None.
 
         Args:
             experiment: The experiment.

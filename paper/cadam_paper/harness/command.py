@@ -16,7 +16,6 @@ from cadam.ab.report import palette
 from cadam.ab.report.as_json import summary_as_json
 from cadam.ab.report.console import summary_lines as recommendation_lines
 from cadam.ab.report.console import wrap
-from cadam.ab.report.page import Heading
 from cadam.ab.report.scoreboard import Scoreboard
 from cadam.atomic_write import replace_file
 from cadam.cli.arguments import format_exit_codes
@@ -27,9 +26,10 @@ from cadam.cli.exit_codes import (
     NO_DATA,
     NO_PACKAGE,
     NOTHING,
+    TERMINATED,
     UNREAD,
     USAGE,
-    stop_printing,
+    interrupt_code,
 )
 from cadam.cli.writable_paths import UnwritableError, check_file, check_folder
 
@@ -46,13 +46,14 @@ EXIT_CODES = format_exit_codes(
         NO_PACKAGE: "a package is missing; nothing was computed",
         INTERRUPTED: "interrupted; the same command continues from there",
         UNREAD: "the reader of the output has closed it, as `| head` does; the same command continues from there",
+        TERMINATED: "stopped by SIGTERM; the same command continues from there",
     }
 )
 """The exit codes of the commands, for their help."""
 
 
 def cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--cache`."""
+    """Add the option `--cache` to a parser."""
     parser.add_argument(
         "--cache",
         type=Path,
@@ -64,34 +65,32 @@ def cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 @lru_cache
 def default_cache() -> Path:
-    """Return the default of `--cache`."""
+    """Return the default folder of the cache: $CADAM_CACHE, or results/cache."""
     return Path(os.environ.get("CADAM_CACHE", "results/cache"))
 
 
 def output_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--output`."""
+    """Add the option `--output` to a parser."""
     path = Path("results/report.html")
     parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print lines; a reader such as `head` may close the pipe before the last one."""
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        stop_printing()
+    """Print lines."""
+    print("\n".join(lines), flush=True)
 
 
 def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, notify: runner.Notify) -> int:
     """Compute the missing runs and return the exit code."""
     try:
         runner.run(requests, cache, jobs=jobs, force=force, notify=notify)
-    except KeyboardInterrupt:
-        for request in requests:  # look again: runs were finished since the last event
+    except KeyboardInterrupt as error:
+        # Runs may have finished since the last event, so read the results of all requests again.
+        for request in requests:
             stored = runner.read(cache, request.experiment, request.plan)
             request.results, request.missing = stored.results, stored.missing
         print("interrupted: finished runs are cached, and the same command continues from there", file=sys.stderr)
-        return INTERRUPTED
+        return interrupt_code(error)
     return FAILED if any(request.failed for request in requests) else DONE
 
 
@@ -102,9 +101,10 @@ def command_of(request: runner.Request, cache: Path) -> str:
 
 
 def summary_lines(request: runner.Request, cache: Path) -> list[str]:
-    """Return the results of an experiment in lines.
+    """Return lines of text about the results of an experiment.
 
-    These are the recommendations if there are any; otherwise the claim, the measures, the verdict, warnings and rows.
+    If its summary has recommendations, the lines contain only these; otherwise the paper's claim, the explanation of
+    the metrics, the verdict, the warnings and the rows.
     """
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
@@ -128,7 +128,7 @@ def summary_lines(request: runner.Request, cache: Path) -> list[str]:
 
 
 def as_json(request: runner.Request) -> dict[str, Any]:
-    """Return an experiment with its results, for JSON."""
+    """Return an experiment and its results as a dictionary for JSON."""
     values = {
         "experiment": request.experiment.name,
         "title": request.experiment.title,
@@ -154,7 +154,8 @@ def can_write(command: str, **paths: Path | None) -> bool:
     try:
         for option, path in paths.items():
             if path is not None:
-                (check_file if option == "output" else check_folder)(path, f"--{option}")
+                check = check_file if option == "output" else check_folder
+                check(path, f"--{option}")
     except UnwritableError as error:
         print(f"cadam {command}: {error}", file=sys.stderr)
         return False
@@ -169,7 +170,7 @@ def can_draw() -> bool:
     return True
 
 
-def write_page(requests: Sequence[runner.Request], heading: Heading, output: Path) -> str:
+def write_page(requests: Sequence[runner.Request], heading: report.Heading, output: Path) -> str:
     """Write the report, and return a line about its path and size."""
     output.parent.mkdir(parents=True, exist_ok=True)
     text = report.page(requests, heading).encode()

@@ -10,7 +10,7 @@ from cadam.statistics.comparison import KINDS, Comparison, Kind
 
 
 def tally(comparisons: Sequence[Comparison], unit: str, better: str, worse: str) -> str:
-    """Return how many comparisons came out how, as in "lower in 3 of 8 problems, higher in 0, undecided in 5".
+    """Count the comparisons by verdict, as in "lower in 3 of 8 problems, higher in 0, undecided in 5".
 
     Args:
         comparisons: The comparisons.
@@ -31,7 +31,7 @@ def tally(comparisons: Sequence[Comparison], unit: str, better: str, worse: str)
 
 
 def family_row(label: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
-    """Return one row for many problems: on which the arm is better or worse, and how many have each verdict."""
+    """Return one row for many problems: those on which the arm is better or worse, and the number of each verdict."""
     by_kind: dict[Kind, list[str]] = {kind: [] for kind in KINDS}
     for name, comparison in comparisons.items():
         by_kind[comparison.kind].append(name)

@@ -1,4 +1,4 @@
-"""The progress of experiments on the console: redrawn in place on a terminal, in lines elsewhere, or nothing."""
+"""Display of the progress of experiments: progress bars on a terminal, lines of text elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Progress:
         self.computed: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.work: defaultdict[str, float] = defaultdict(float)
-        """The work of runs that have ended, by experiment."""
+        """The summed weights of the runs that have ended, by experiment."""
         self._later: dict[str, tuple[Sequence[RunSpec], list[RunSpec]]] = {}
-        """By experiment: the missing specs for which later specs were estimated, and the later specs."""
+        """The estimate of the runs of later phases, by experiment: the missing runs it was based on, and the result."""
 
     def update(self, event: Event) -> None:
         """Count a run that has ended."""
         name = event.experiment.name
-        if event.kind in ("found", "computed", "elsewhere"):
+        if event.kind in ("stored", "computed", "computed elsewhere"):
             self.done[name] += 1
         if event.kind == "computed":
             self.computed[name] += 1
         if event.kind == "failed":
             self.failed[name] += 1
-        if event.kind in ("found", "computed", "elsewhere", "failed"):
+        if event.kind in ("stored", "computed", "computed elsewhere", "failed"):
             self.work[name] += event.experiment.weight(event.spec)
         if event.result is not None:
             for request in self.requests:
@@ -57,15 +57,15 @@ class Progress:
         return self._later.get(request.experiment.name, (None,))[0] is request.missing
 
     def later(self, request: Request) -> list[RunSpec]:
-        """Return the estimated specs of later phases."""
+        """Return the runs that later phases are expected to add (see `runner.later_specs`)."""
         return self._later[request.experiment.name][1] if self._has_estimate(request) else []
 
     def recount(self) -> None:
-        """Count the results of the requests: at an interrupt, a run may be stored without having been reported."""
+        """Count the results again: an interrupted command may have stored a run without reporting it."""
         self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
 
     def total(self, request: Request) -> int:
-        """Return the number of runs, including the estimated ones."""
+        """Return the number of runs, including the expected ones of later phases."""
         return len(request.results) + len(request.missing) + len(self.later(request))
 
     def describe_count(self, request: Request) -> str:
@@ -74,7 +74,10 @@ class Progress:
         return f"{self.done[request.experiment.name]} of {about}{self.total(request)} runs"
 
     def seconds_left(self) -> float:
-        """Return the seconds left: at the pace of this process, or by the estimates of the experiments at first."""
+        """Return the seconds left.
+
+        The estimates of the experiments are used first. After three computed runs, they are scaled by the speed so far.
+        """
         expected = []
         for request in self.requests:
             experiment = request.experiment
@@ -100,7 +103,7 @@ class Progress:
 
 
 Table = Callable[[], "RenderableType"]
-"""Returns something to show above the progress bars."""
+"""Function that returns the content to show above the progress bars."""
 
 
 def report_problem(event: Event) -> None:
@@ -119,13 +122,13 @@ def report_damaged(event: Event) -> None:
 
 @contextmanager
 def silent(requests: Sequence[Request]) -> Iterator[Notify]:
-    """Show nothing but problems."""
+    """Print only failed and damaged runs."""
     yield report_problem
 
 
 @contextmanager
 def plain(requests: Sequence[Request]) -> Iterator[Notify]:
-    """Print a line about the unfinished experiments every few seconds, and one about each at the end."""
+    """Print a line about all unfinished experiments every few seconds, and a line for each experiment at the end."""
     progress, last_print = Progress(requests), time.monotonic()
     finished: set[str] = set()
 
@@ -138,7 +141,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Notify]:
             last_print = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
             print(f"{lines}; {progress.describe_rest()}", flush=True)
-            # An experiment with phases may have more runs later.
+            # Determined again each time, because a later phase may add runs to an experiment.
             finished = {r.experiment.name for r in requests if progress.done[r.experiment.name] == progress.total(r)}
 
     yield notify
@@ -182,7 +185,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[No
 
 
 def describe_state(experiment: Experiment, request: Request, published: int = 0) -> str:
-    """Return in a few words which results of an experiment there are.
+    """Describe in a few words which results of an experiment exist.
 
     Args:
         experiment: The experiment.
@@ -195,7 +198,7 @@ def describe_state(experiment: Experiment, request: Request, published: int = 0)
         state = "published" if published == len(request.results) else "done"
         part = f", {published} of {len(request.results)} results published" if state == "done" and published else ""
         return f"{state} ({request.plan.scale}, {request.plan.seeds} seeds{part})"
-    data = experiment.needed(request.plan.scale)
+    data = experiment.required_data(request.plan.scale)
     if data is not None and data.missing():
         return "data missing"
     return f"{len(request.results)} runs so far" if request.results else "not run"

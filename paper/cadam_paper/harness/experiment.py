@@ -33,7 +33,7 @@ def metric_name(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that was computed on a device together with others, and its share of the time."""
+    """The outcome of a run that shared a device with other runs, and its share of the computing time."""
 
     spec: RunSpec
     outcome: Outcome
@@ -42,7 +42,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Plan:
-    """The extent to which an experiment is computed."""
+    """The scale, the number of seeds and the data with which an experiment is computed."""
 
     scale: Scale
     seeds: int
@@ -68,7 +68,7 @@ class Plan:
         return evaluation_seeds(self.seeds)
 
     def repeat_seeds(self) -> range:
-        """Return as many other seeds, for the A/A noise floor."""
+        """Return as many further seeds, on which the baseline is run again to measure the A/A noise floor."""
         return repeat_seeds(self.seeds)
 
 
@@ -131,42 +131,48 @@ class Experiment:
     seeds: Mapping[Scale, int]
     """The default number of seeds."""
     version: int = 1
-    """Increase this number when `compute` gives other outcomes: results of other versions are not used. Experiments
-    that share run specs share their version."""
+    """The version of `compute`. Increase it when outcomes change, because results of other versions are not used.
+
+    Experiments that share run specs must have the same version.
+    """
     tolerance: float = 0.0
-    """The relative difference of a metric that is expected if another kind of processor computes it."""
+    """The largest relative difference of a metric between two kinds of processors."""
     measure: str = ""
-    """An explanation of the measured numbers, for readers of the report."""
+    """An explanation of the metrics for readers of the report."""
     data: Data | None = None
     notes: Sequence[str] = ()
-    """Choices made here and errors in the paper, which are shown with the results."""
+    """Notes that are shown with the results: choices of this reproduction, and errors in the paper."""
     parallel: int | None = None
-    """The number of runs that may be computed at once, if memory or a GPU limits it."""
+    """The largest number of concurrent runs, if memory or a GPU limits it; None if only the number of cores does."""
     quick_data: Data | None = None
     """The data of the quick scale, if it differs from `data`."""
     compute_many: Callable[[Iterator[RunSpec]], Iterator[Finished]] | None = None
-    """Computes several runs at once on one device, if that is faster than one after the other.
+    """Computes several runs concurrently on one device, if this is faster than computing them in sequence.
 
-    It takes a spec when it has room for one, and yields each run when it is finished, in any order. It is called in the
-    main process, with the specs of all experiments that share it and for which `side_by_side` is true.
+    It takes the next spec from the iterator whenever it can start another run, and yields each run when it is finished,
+    in any order. It is called in the main process with the specs for which `side_by_side` is true. Experiments with the
+    same function share one call.
     """
     side_by_side: Callable[[RunSpec], bool] | None = None
-    """Returns whether `compute_many` computes a run."""
+    """Returns whether a run is computed by `compute_many` instead of `compute`."""
     takes_data: bool = False
     """Whether a plan can name the user's own data and a number of rows."""
     cuda: Sequence[Scale] = ()
     """The scales that need a CUDA device."""
     packages: Sequence[str] = ()
-    """Packages that computing needs beside those of every experiment."""
+    """Packages that `compute` needs in addition to the dependencies of cadam-paper."""
     unread: Callable[[Plan], str | None] | None = None
-    """Returns what to do first if listing the run specs would mean reading all data; it reads nothing itself."""
-    rows: Mapping[Scale, int] | None = None
-    """The number of rows that `seconds` refers to, if a plan can use fewer."""
-    weight: Callable[[RunSpec], float] = _equal_weight
-    """Returns the work of a run relative to other runs, to estimate the time left."""
+    """Returns the command that the user must run first because the data were not preprocessed yet, or None.
 
-    def needed(self, scale: Scale) -> Data | None:
-        """Return the data of a scale."""
+    It is called before `run_specs`, which would preprocess all data, and returns quickly.
+    """
+    rows: Mapping[Scale, int] | None = None
+    """The number of rows for which `seconds` was measured, if a plan can choose the number of rows."""
+    weight: Callable[[RunSpec], float] = _equal_weight
+    """Returns the cost of a run relative to other runs, which is used to estimate the time left."""
+
+    def required_data(self, scale: Scale) -> Data | None:
+        """Return the data set that a scale needs, or None if it needs no data."""
         return self.quick_data if scale == "quick" and self.quick_data is not None else self.data
 
     def plan(self, scale: Scale, seeds: int | None = None, data: str = "", rows: int | None = None) -> Plan:

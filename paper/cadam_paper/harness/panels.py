@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BETTER, NEUTRAL, WORSE = "#2b6f97", "#f7f7f7", "#c8563d"
-"""The ends and the middle of a color scale, the same in light and dark mode."""
+"""The two ends and the middle of a color scale, in light and in dark mode."""
 ON_PALE, ON_STRONG = "#20242f", "#f8f8f8"
-"""The colors of text on a color scale, the same in light and dark mode."""
+"""The colors of text on the middle and on the ends of the color scale, in light and in dark mode."""
 
 
 def panels(rows: int, columns: int, width: float, height: float, **sharing: Any) -> tuple[Figure, Array]:
-    """Return a figure with a grid of panels, which is always a matrix.
+    """Return a figure and the matrix of its panels, in the style of the report.
 
     Args:
         rows: The number of rows.
@@ -25,6 +25,9 @@ def panels(rows: int, columns: int, width: float, height: float, **sharing: Any)
         width: The width in inches.
         height: The height in inches.
         **sharing: Arguments of `Figure.subplots`, such as `sharex`.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

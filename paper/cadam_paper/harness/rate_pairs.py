@@ -1,10 +1,11 @@
-"""A treatment and its baseline over learning rates, under several conditions: rows, warnings and a figure."""
+"""Comparison of a treatment and its baseline over learning rates, under several conditions: summary and figure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics.comparison import Comparison
 
 from .panels import panels
-from .rates import RateCurve, at_one_rate, best_against_best, draw, next_rates, tolerance_row
+from .rates import RateCurve, compare_at_best_rates, compare_at_rate, draw, next_rates, tolerance_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,36 +35,36 @@ class Pair:
     seconds: float = 0.0
 
     @property
-    def own(self) -> Comparison:
-        """The comparison at the best rate of each arm, chosen on the other seeds."""
-        return best_against_best(self.treatment, self.baseline)
+    def at_own_rates(self) -> Comparison:
+        """The comparison of the arms, each at its own best rate, which is chosen on the other seeds."""
+        return compare_at_best_rates(self.treatment, self.baseline)
 
     def at(self, rate: float) -> Comparison:
-        """Return the comparison of both arms at one rate."""
-        return at_one_rate(self.treatment, self.baseline, rate)
+        """Compare both arms at one rate."""
+        return compare_at_rate(self.treatment, self.baseline, rate)
 
     @property
-    def margin(self) -> float | None:
-        """The difference that the paper reports."""
+    def paper_margin(self) -> float | None:
+        """The difference of the arms that the paper reports, or None if it has no numbers."""
         return None if self.paper is None else self.paper[1] - self.paper[0]
 
     @property
-    def explains(self) -> float | None:
-        """The lowest rate for both arms at which their difference reaches that of the paper; None if none does.
+    def rate_at_paper_margin(self) -> float | None:
+        """The lowest common rate at which the difference of the arms is as large as in the paper, or None.
 
         Between the rates of the grid, the difference is interpolated linearly over the logarithm of the rate.
         """
-        if self.margin is None:
+        if self.paper_margin is None:
             return None
         rates = self.baseline.rates
-        before = math.nan
-        for i, rate in enumerate(rates):
-            gain = self.at(rate).difference.mean
-            if gain >= self.margin:
-                part = (self.margin - before) / (gain - before) if i and before < self.margin else 1.0
-                low = rates[max(i - 1, 0)]
-                return float(low * (rate / low) ** part)
-            before = gain
+        gains = [self.at(rate).difference.mean for rate in rates]
+        if gains[0] >= self.paper_margin:
+            return rates[0]
+        for (low, gain_low), (high, gain_high) in pairwise(zip(rates, gains, strict=True)):
+            if gain_high >= self.paper_margin:
+                # A gain that is NaN, because a run diverged, cannot be interpolated.
+                part = (self.paper_margin - gain_low) / (gain_high - gain_low) if math.isfinite(gain_low) else 1.0
+                return float(low * (high / low) ** part)
         return None
 
 
@@ -72,21 +73,23 @@ def extended_specs(
     specs: Callable[[Sequence[float]], list[RunSpec]],
     curves: Callable[[Results], Iterable[RateCurve]],
     results: Results,
+    extend: Callable[[Sequence[RateCurve]], list[float]] = next_rates,
 ) -> list[RunSpec]:
-    """Return the run specs of a grid, and of rates beyond it as long as some curve has its best rate at an end.
+    """Return the run specs of a grid, which is extended as long as some curve has its best rate at an end of the grid.
 
     Args:
         grid: The rates to start with.
         specs: Returns the run specs of a grid.
         curves: Returns the curves from the results of a grid.
         results: The results so far.
+        extend: Returns the rates to add to the grid of some curves.
     """
     while True:
         current = specs(grid)
         if not results.has(current):
             return current
         wanted = set(current)
-        more = next_rates(list(curves(Results([result for result in results if result.spec in wanted]))))
+        more = extend(list(curves(Results([result for result in results if result.spec in wanted]))))
         if not more:
             return current
         grid = sorted({*grid, *more})
@@ -95,52 +98,52 @@ def extended_specs(
 def summary(pairs: Mapping[str, Pair], near: float, *, same_data: bool, digits: int = 2) -> Summary:
     """Summarize comparisons over learning rates by condition.
 
-    The rows are the comparison at the best rate of each arm, at the best rate of the baseline, and at about three times
-    that rate, and the range of rates that are near the best.
+    Each condition has three comparisons: each arm at its own best rate, both at the best rate of the baseline, and both
+    at about three times that rate. Further rows contain the ranges of rates that are near the best.
 
     Args:
         pairs: The pairs by condition.
-        near: A rate whose mean is within this distance of the best is near the best.
-        same_data: Whether the data are those of the paper. There is then a row with the rate at which the difference
-            is that of the paper.
+        near: A rate is near the best if the means differ by at most this number.
+        same_data: Whether the data are those of the paper. If so, a row has the rate at which our difference equals
+            the paper's.
         digits: The number of digits after the decimal point.
     """
     rows: list[Row] = []
     warnings, differences = [], []
     for name, pair in pairs.items():
-        own, base, seconds = pair.own, pair.baseline, pair.seconds
-        paper = "" if pair.margin is None else f"{pair.margin:+.2f}"
+        own, base, seconds = pair.at_own_rates, pair.baseline, pair.seconds
+        paper = "" if pair.paper_margin is None else f"{pair.paper_margin:+.2f}"
         rows.append(comparison_row(f"{name}: each at its own best rate", paper, own, seconds, digits))
         differences.append(f"{name} {own.difference:+.{digits}f} ({verdict_over_seeds(own)})")
-        rate = base.best()
-        above = base.above(rate)
-        for words, at in ((f"{base.arm}'s best rate", rate), (f"{above / rate:.0f} times that", above)):
-            rows.append(comparison_row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
-        if same_data and pair.margin is not None:
-            rows.append(_explanation_row(name, pair))
+        best = base.best()
+        above = base.nearest_to_triple(best)
+        for words, rate in ((f"{base.arm}'s best rate", best), (f"{above / best:.0f} times that", above)):
+            rows.append(comparison_row(f"{name}: both at {words}, {rate:g}", "", pair.at(rate), seconds, digits))
+        if same_data and pair.paper_margin is not None:
+            rows.append(_paper_margin_row(name, pair))
         for curve in (pair.treatment, base):
             rows.append(tolerance_row(name, curve, near))
             if curve.best_is_at_an_end:
                 warnings.append(f"{name}: the best rate of {curve.arm}, {curve.best():g}, is at an end of the grid")
-    arms = next(iter(pairs.values())).own
+    arms = next(iter(pairs.values())).at_own_rates
     text = f"Each at its own best rate, {arms.arm} minus {arms.baseline}: {'; '.join(differences)}."
     return Summary(text, rows, warnings)
 
 
-def _explanation_row(name: str, pair: Pair) -> Row:
-    """Return a row with the rate at which the difference is that of the paper, which does not report its rate."""
-    rate = pair.explains
+def _paper_margin_row(name: str, pair: Pair) -> Row:
+    """Return a row with the rate at which our difference equals the paper's. The paper does not report its rate."""
+    rate = pair.rate_at_paper_margin
     values: dict[str, float] = {}
     measured = "at no rate of the grid"
     if rate is not None:
         values = {"rate": rate, "times the best": rate / pair.baseline.best()}
         measured = f"{rate:.2g}, {values['times the best']:.1f} times {pair.baseline.arm}'s best"
     label = f"{name}: the rate at which the difference is the paper's"
-    return Row(label, f"{pair.margin:+.2f}", measured, "", len(pair.baseline.seeds), 0.0, values=values)
+    return Row(label, f"{pair.paper_margin:+.2f}", measured, "", len(pair.baseline.seeds), 0.0, values=values)
 
 
 def figure(pairs: Mapping[str, Pair], metric: str, *, same_data: bool, digits: int = 2) -> Figure:
-    """Draw both arms over rates, and below them their difference at each rate beside that of the paper."""
+    """Draw both arms over learning rates, and below them their difference at each rate with the paper's difference."""
     drawing, axes = panels(2, len(pairs), 2.9 * len(pairs), 5.6, sharex="col")
     for column, (name, pair) in enumerate(pairs.items()):
         above, below = axes[:, column]
@@ -183,12 +186,12 @@ def _draw_differences(axes: Axes, pair: Pair, digits: int) -> None:
         axes.vlines(rates, lows, highs, color=palette.INK, lw=1)
     span = float(np.ptp(means)) or 1.0
     low, high = min(0.0, *means) - 0.15 * span, max(0.0, *means) + 0.15 * span
-    if pair.margin is not None:
-        low, high = min(low, pair.margin - 0.1 * span), max(high, pair.margin + 0.1 * span)
-        axes.axhline(pair.margin, color=palette.CADAM, lw=1, ls="--")
+    if pair.paper_margin is not None:
+        low, high = min(low, pair.paper_margin - 0.1 * span), max(high, pair.paper_margin + 0.1 * span)
+        axes.axhline(pair.paper_margin, color=palette.CADAM, lw=1, ls="--")
         axes.annotate(
-            f"paper {pair.margin:+.{digits}f}",
-            (0.02, pair.margin),
+            f"paper {pair.paper_margin:+.{digits}f}",
+            (0.02, pair.paper_margin),
             xycoords=("axes fraction", "data"),
             fontsize=7,
             color=palette.CADAM,

@@ -1,8 +1,8 @@
-"""A metric over learning rates: the unit in which two optimizers are compared.
+"""Learning-rate curves: a metric of an optimizer as a function of the learning rate.
 
-A comparison at one learning rate says as much about the rate as about the optimizers, so each arm has a curve over
-rates. To compare the arms at their best rates, the rate of each seed is chosen on the other seeds: a rate is never
-judged by the runs that it was chosen on.
+A comparison of two optimizers at a single learning rate depends on that rate as much as on the optimizers, so both run
+at every rate of a grid. When they are compared at their best rates, the rate of each seed is chosen on the other seeds,
+so that no run both chooses a rate and evaluates it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """A metric of one arm by learning rate and seed. A rate at which a run diverged (nan) is never the best.
+    """A metric of one arm by learning rate and seed. A rate at which a run diverged (NaN) is never the best.
 
     Raises:
         ValueError: If rates have different seeds.
@@ -44,7 +44,7 @@ class RateCurve:
 
     @classmethod
     def of(cls, results: Results, arm: str, metric: str, better: Better) -> RateCurve:
-        """Return the curve of an arm over its test seeds."""
+        """Return the curve of an arm from its results on test seeds."""
         return cls(arm, better, results.tests().where(optimizer=arm).metric_by_rate(metric))
 
     @property
@@ -58,13 +58,13 @@ class RateCurve:
         return sorted(next(iter(self.values.values())))
 
     def at(self, rate: float) -> Interval:
-        """Return the mean over seeds at one rate, with its interval."""
+        """Return the mean over seeds at a rate of the curve, with its 95% interval."""
         return interval(list(self.values[rate].values()))
 
-    def between(self, rate: float) -> float:
+    def interpolate(self, rate: float) -> float:
         """Return the mean at any rate, interpolated linearly over the logarithm of the rate."""
-        means = [self.at(known).mean for known in self.rates]
-        return float(np.interp(math.log(rate), [math.log(known) for known in self.rates], means))
+        logarithms = [math.log(each) for each in self.rates]
+        return float(np.interp(math.log(rate), logarithms, [self.at(each).mean for each in self.rates]))
 
     def best(self, without: int | None = None) -> float:
         """Return the rate with the best mean over the seeds.
@@ -90,21 +90,22 @@ class RateCurve:
         """Whether the best rate is the lowest or the highest, so that the grid has to be extended."""
         return self.best() in (self.rates[0], self.rates[-1])
 
-    def above(self, rate: float) -> float:
-        """Return the rate of the curve that is nearest to three times another rate."""
+    def nearest_to_triple(self, rate: float) -> float:
+        """Return the rate of the curve that is nearest to three times `rate`."""
         return min(self.rates, key=lambda r: abs(r / rate - 3))
 
-    def chosen(self) -> dict[int, float]:
-        """Return, by seed, the rate that the other seeds choose; a single seed chooses its own rate."""
-        is_alone = len(self.seeds) == 1
-        return {seed: self.best(None if is_alone else seed) for seed in self.seeds}
+    def rate_by_seed(self) -> dict[int, float]:
+        """Return for each seed the rate that is best on the other seeds. A single seed gets its own best rate."""
+        if len(self.seeds) == 1:
+            return {self.seeds[0]: self.best()}
+        return {seed: self.best(without=seed) for seed in self.seeds}
 
-    def at_its_best(self) -> dict[int, float]:
-        """Return the metric by seed, each at the rate that was chosen for it."""
-        return {seed: self.values[rate][seed] for seed, rate in self.chosen().items()}
+    def values_at_best(self) -> dict[int, float]:
+        """Return the metric by seed, at the rates of `rate_by_seed`."""
+        return {seed: self.values[rate][seed] for seed, rate in self.rate_by_seed().items()}
 
     def tolerance(self, within: float) -> tuple[float, float]:
-        """Return the lowest and the highest rate around the best whose means are within this distance of the best."""
+        """Return the range of rates around the best rate whose means differ from the best by at most `within`."""
         best, rates = self.best(), self.rates
         good = {rate for rate in rates if abs(self.at(rate).mean - self.at(best).mean) <= within}
         low = high = rates.index(best)
@@ -119,30 +120,32 @@ MIN_RATE, MAX_RATE = 1e-7, 1000.0
 """Grids are not extended beyond these rates."""
 
 
-def next_rates(curves: Sequence[RateCurve]) -> list[float]:
-    """Return the next rate beyond each end of the grid at which some curve has its best.
+def next_rates(curves: Sequence[RateCurve], ratio: float | None = None) -> list[float]:
+    """Return the rates by which a grid must be extended because some curve has its best rate at an end of the grid.
 
-    The steps are 1, 3, 10, 30, and so on. An end whose neighbor is exactly as good is not extended; results that are
-    only assumed, to count the runs of later phases, are all equal.
+    The rates of a grid are 1, 3, 10, 30 and so on, times a power of 10, unless a `ratio` of neighboring rates is
+    given. A grid is not extended beyond an end whose neighbor is exactly as good. This is the case if
+    `runner.later_specs` assumes that all missing runs have the same result.
     """
     ends = {curve.best() for curve in curves if curve.best_is_at_an_end and len(set(curve.tolerance(0.0))) == 1}
-    lower = [float(f"{rate / 3:.0e}") for rate in ends if any(rate == curve.rates[0] for curve in curves)]
-    higher = [float(f"{rate * 10 / 3:.0e}") for rate in ends if any(rate == curve.rates[-1] for curve in curves)]
+    down, up = (3, 10 / 3) if ratio is None else (ratio, ratio)
+    lower = [float(f"{rate / down:.0e}") for rate in ends if any(rate == curve.rates[0] for curve in curves)]
+    higher = [float(f"{rate * up:.0e}") for rate in ends if any(rate == curve.rates[-1] for curve in curves)]
     return sorted(rate for rate in (*lower, *higher) if MIN_RATE <= rate <= MAX_RATE)
 
 
-def best_against_best(arm: RateCurve, baseline: RateCurve) -> Comparison:
-    """Compare two arms, each at its own rate, chosen on the other seeds."""
-    return compare(arm.at_its_best(), baseline.at_its_best(), names=(arm.arm, baseline.arm), better=arm.better)
+def compare_at_best_rates(arm: RateCurve, baseline: RateCurve) -> Comparison:
+    """Compare two arms, each at its own best rate, which is chosen on the other seeds."""
+    return compare(arm.values_at_best(), baseline.values_at_best(), names=(arm.arm, baseline.arm), better=arm.better)
 
 
-def at_one_rate(arm: RateCurve, baseline: RateCurve, rate: float) -> Comparison:
+def compare_at_rate(arm: RateCurve, baseline: RateCurve, rate: float) -> Comparison:
     """Compare two arms at the same rate."""
     return compare(arm.values[rate], baseline.values[rate], names=(arm.arm, baseline.arm), better=arm.better)
 
 
 def tolerance_row(label: str, curve: RateCurve, near: float) -> Row:
-    """Return a row with the range of rates that are within `near` of the best."""
+    """Return a row with the range of rates whose means differ from the best by at most `near`."""
     low, high = curve.tolerance(near)
     return Row(
         f"{label}: {curve.arm} within {near:g} of its best",
@@ -158,7 +161,7 @@ def tolerance_row(label: str, curve: RateCurve, near: float) -> Row:
 def draw(axes: Axes, curves: Mapping[str, RateCurve]) -> None:
     """Draw curves over learning rates, with 95% intervals, a dot for each run, and a ring around the best rate.
 
-    The vertical limits follow the runs, because the intervals of a few seeds may extend far beyond them.
+    The vertical axis covers all runs but not all intervals, because intervals from few seeds can be very wide.
 
     Args:
         axes: The panel.
@@ -174,6 +177,7 @@ def draw(axes: Axes, curves: Mapping[str, RateCurve]) -> None:
             axes.fill_between(curve.rates, low, high, color=color, alpha=0.13, lw=0)
         best = curve.best()
         axes.plot([best], [curve.at(best).mean], "o", color=color, ms=10, fillstyle="none")
-    runs = [v for c in curves.values() for by_seed in c.values.values() for v in by_seed.values() if math.isfinite(v)]
+    values = [value for curve in curves.values() for by_seed in curve.values.values() for value in by_seed.values()]
+    runs = [value for value in values if math.isfinite(value)]
     margin = 0.06 * (max(runs) - min(runs)) or 1.0
     axes.set(xscale="log", ylim=(min(runs) - margin, max(runs) + margin))

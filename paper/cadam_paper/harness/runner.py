@@ -1,7 +1,8 @@
-"""Computes the runs that cache and archive do not have, in this process or in several, and reports each event.
+"""Computation of the runs that neither the cache nor the archive has, in this process or in worker processes.
 
-One process locks a run, looks it up once more, computes it and stores it, so any number of processes can share a
-cache. Killing the command loses only the runs in progress, and the same command continues with the others.
+A process locks a run, checks again that no other process has stored it, computes it and stores it. Any number of
+processes can therefore share a cache. If the command is killed, only the runs in progress are lost, and the same
+command continues with the others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .archive import Archive
 from .cache import Cache, RunInProgressError, identity
 from .experiment import OWN_DATA, Experiment, Finished, Plan
 
-EventKind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
+EventKind = Literal["start", "stored", "computed", "computed elsewhere", "failed", "damaged"]
 
 MIN_SECONDS_FOR_WORKERS = 10.0
 """Worker processes are started only for work that takes longer than this."""
@@ -41,8 +42,8 @@ MIN_SECONDS_FOR_WORKERS = 10.0
 class Event:
     """A change in the state of one run.
 
-    "found" means that the result was stored before, "elsewhere" that another process computed it in the meantime, and
-    "damaged" that the stored result cannot be read.
+    "stored" means that the result existed before, "computed elsewhere" that another process computed it in the
+    meantime, and "damaged" that the stored result cannot be read.
     """
 
     kind: EventKind
@@ -53,6 +54,7 @@ class Event:
 
 
 Notify = Callable[[Event], None]
+"""Function that is called with each event, for example to show the progress."""
 
 
 def ignore(event: Event) -> None:
@@ -79,39 +81,50 @@ class Request:
 
 
 def look_up(request: Request, find: Callable[[Experiment, RunSpec], Result | None]) -> None:
-    """Fill in the results of a request and the runs that are missing, phase by phase.
+    """Set the results and the missing runs of a request.
+
+    An experiment with several phases, such as tuning and testing, lists the runs of a phase only when all earlier runs
+    have results. The missing runs are therefore those of the first incomplete phase.
 
     Args:
         request: The request.
         find: Returns the stored result of a run, or None.
     """
-    found: dict[RunSpec, Result] = {}
+    results: dict[RunSpec, Result] = {}
     while True:
-        specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
-        new = [spec for spec in dict.fromkeys(specs) if spec not in found]
+        specs = list(dict.fromkeys(request.experiment.run_specs(request.plan, Results(list(results.values())))))
+        new = [spec for spec in specs if spec not in results]
         for spec in new:
             result = find(request.experiment, spec)
             if result is not None:
-                found[spec] = result
-        request.missing = [spec for spec in new if spec not in found]
-        request.results = Results([found[spec] for spec in dict.fromkeys(specs) if spec in found])
+                results[spec] = result
+        request.missing = [spec for spec in new if spec not in results]
+        request.results = Results([results[spec] for spec in specs if spec in results])
         if request.missing or not new:
             return
 
 
 def later_specs(request: Request, example: Result) -> list[RunSpec]:
-    """Return the specs of later phases, as they would be if every missing run had the outcome of the example."""
-    found = {result.spec: result for result in request.results}
+    """Estimate the runs of later phases by assuming that every missing run has the outcome of an example.
+
+    Args:
+        request: A request with missing runs.
+        example: The result of any of its runs.
+
+    Returns:
+        The specs of the later phases, or an empty list if they cannot be estimated because the example diverged.
+    """
+    results = {result.spec: result for result in request.results}
     new = list(request.missing)
-    known = len(found) + len(new)
+    count = len(results) + len(new)
     while new:
-        found |= {spec: replace(example, spec=spec) for spec in new}
+        results |= {spec: replace(example, spec=spec) for spec in new}
         try:
-            specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
-        except NoLearningRateError:  # the example diverged
+            specs = request.experiment.run_specs(request.plan, Results(list(results.values())))
+        except NoLearningRateError:
             return []
-        new = [spec for spec in dict.fromkeys(specs) if spec not in found]
-    return list(found)[known:]
+        new = [spec for spec in dict.fromkeys(specs) if spec not in results]
+    return list(results)[count:]
 
 
 def read(cache: Cache, experiment: Experiment, plan: Plan, notify: Notify = ignore) -> Request:
@@ -131,13 +144,13 @@ Events: TypeAlias = Iterator[tuple[Request, Event]]
 def run(
     requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, force: bool = False, notify: Notify
 ) -> None:
-    """Compute the missing runs of several experiments, and fill in the requests.
+    """Compute the missing runs of several experiments, and update the requests with the results.
 
     Args:
-        requests: The experiments.
-        cache: The cache.
+        requests: The experiments and their plans.
+        cache: The cache of results.
         jobs: The number of worker processes; None starts them if that saves time.
-        force: Whether to compute runs that are stored.
+        force: Whether to compute runs again that have a stored result.
         notify: Called with each event.
     """
     _commit()
@@ -154,7 +167,7 @@ def run(
                 results[name] = result
         if name in results and (experiment.name, spec) not in reported:
             reported.add((experiment.name, spec))
-            notify(Event("found", experiment, spec, results[name]))
+            notify(Event("stored", experiment, spec, results[name]))
         return results.get(name)
 
     for request in requests:
@@ -204,20 +217,20 @@ class Work:
 
 
 def count_jobs(work: Sequence[Work]) -> int:
-    """Return how many processes to use: all cores, or one if starting others would not pay."""
+    """Return the number of processes to use: one per core, or a single one if starting workers takes too long."""
     totals = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
     seconds = sum(w.request.experiment.estimate(w.request.plan) / totals[id(w.request)] for w in work)
     return min(count_cores(), len(work)) if seconds > MIN_SECONDS_FOR_WORKERS else 1
 
 
 def resolve(cache: Cache, experiment: Experiment, spec: RunSpec, *, force: bool, wait: bool) -> Event:
-    """Find the result of a run, or compute and store it.
+    """Return the stored result of a run, or compute and store it.
 
     Args:
         cache: The cache.
         experiment: The experiment.
         spec: The run.
-        force: Whether to compute the run even if it is stored.
+        force: Whether to compute the run even if it has a stored result.
         wait: Whether to wait for another process that is computing the run.
 
     Raises:
@@ -227,7 +240,7 @@ def resolve(cache: Cache, experiment: Experiment, spec: RunSpec, *, force: bool,
         if not force:
             stored = _load(cache, experiment, spec, ignore)
             if stored is not None:
-                return Event("elsewhere", experiment, spec, stored)
+                return Event("computed elsewhere", experiment, spec, stored)
         try:
             _commit()  # read before the run, because the code may change while it is computed
             result = measure_run(experiment.compute, spec)
@@ -311,7 +324,7 @@ def _on_device(work: Sequence[Work], cache: Cache, force: bool) -> Events:
 
 @dataclass
 class _DeviceQueue:
-    """The runs that wait for a device, and those that it computes."""
+    """The runs that wait for a device, and those that are in progress on it."""
 
     waiting: deque[Work]
     cache: Cache
@@ -323,7 +336,7 @@ class _DeviceQueue:
     events: list[tuple[Request, Event]] = field(default_factory=list)
 
     def start_runs(self) -> Iterator[RunSpec]:
-        """Yield the specs whose turn it is, without those that another process has computed in the meantime."""
+        """Lock and yield the next waiting runs, except those that another process is computing or has computed."""
         while self.waiting:
             item = self.waiting.popleft()
             experiment, spec, lock = item.request.experiment, item.spec, ExitStack()
@@ -335,7 +348,7 @@ class _DeviceQueue:
             stored = None if self.force else _load(self.cache, experiment, spec, ignore)
             if stored is not None:
                 lock.close()
-                self.events.append((item.request, Event("elsewhere", experiment, spec, stored)))
+                self.events.append((item.request, Event("computed elsewhere", experiment, spec, stored)))
                 continue
             self.locked[spec] = item, lock
             self.events.append((item.request, Event("start", experiment, spec)))
@@ -381,7 +394,7 @@ class _Worker:
 
 @contextmanager
 def _worker_list(cache: Cache) -> Iterator[list[_Worker]]:
-    """Provide a list for worker processes, which are ended when the context is left."""
+    """Yield an empty list for worker processes. All processes in the list are stopped when the context ends."""
     workers: list[_Worker] = []
     try:
         yield workers
@@ -395,7 +408,7 @@ def _worker_list(cache: Cache) -> Iterator[list[_Worker]]:
 
 
 def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
-    """Compute runs in worker processes, but no more of one experiment at once than it allows."""
+    """Compute runs in worker processes, with at most `Experiment.parallel` concurrent runs of one experiment."""
     waiting = deque((item, False) for item in work)
     while True:
         for worker in workers:
@@ -426,7 +439,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
 
 
 def _take_next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tuple[Work, bool] | None:
-    """Remove and return the first run whose experiment allows one more run at once."""
+    """Remove and return the first waiting run whose experiment allows another concurrent run."""
     running = [worker.item.request.experiment.name for worker in workers if worker.item is not None]
     for index, (item, was_busy) in enumerate(waiting):
         experiment = item.request.experiment
@@ -438,16 +451,16 @@ def _take_next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) ->
 
 def _start_worker(cache: Cache) -> _Worker:
     context = get_context("spawn")
-    ours, theirs = context.Pipe()
+    parent_end, worker_end = context.Pipe()
     archive = None if cache.archive is None else cache.archive.root
-    process = context.Process(target=_work, args=(theirs, cache.root, archive), daemon=True)
+    process = context.Process(target=_work, args=(worker_end, cache.root, archive), daemon=True)
     process.start()
-    theirs.close()
-    return _Worker(process, ours, cache)
+    worker_end.close()
+    return _Worker(process, parent_end, cache)
 
 
 def _work(pipe: Connection, root: Path, archive: Path | None) -> None:
-    """Resolve the runs that a worker receives, until the connection closes or the parent process ends."""
+    """Resolve runs in a worker process as it receives them, until the connection closes or the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.dup2(2, 1)  # standard output belongs to the command, so text that a run prints goes to standard error
@@ -464,6 +477,7 @@ def _work(pipe: Connection, root: Path, archive: Path | None) -> None:
 
 
 def _exit_with_parent() -> None:
+    """Wait for the parent process to end, and then end this worker."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,7 +1,7 @@
-"""The image experiments of the paper (figures 4 and 5, table 4): classification under distribution change and label
-noise.
+"""The image experiments of the paper (figures 4 and 5, table 4).
 
-Networks are trained on CIFAR-10 while the images are rotated (sudden or continuous shift) or labels are random.
+Networks are trained on CIFAR-10 while the images are rotated (sudden or continuous shift) or some labels are replaced
+by random ones (label noise).
 """
 
 import os
@@ -19,7 +19,7 @@ def _keep_compile_workers() -> None:
     if name in os.environ:
         return
     os.environ[name] = "0"
-    config: Any = sys.modules.get("torch._inductor.config")  # imported before, so it has read the environment already
+    config: Any = sys.modules.get("torch._inductor.config")  # if imported already, it does not read the variable again
     if hasattr(config, "quiesce_async_compile_pool"):
         config.quiesce_async_compile_pool = False
 

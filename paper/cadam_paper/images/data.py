@@ -1,6 +1,6 @@
 """The image data sets: CIFAR-10 from its official files, and the handwritten digits of scikit-learn.
 
-Pixels are kept as bytes on the device. This command downloads CIFAR-10 into the folder `data`::
+All pixels are stored on the device, as bytes. This command downloads CIFAR-10 into the folder `data`::
 
     python -m cadam_paper.images.data data
 """
@@ -39,18 +39,25 @@ class DamagedImagesError(ValueError):
 
 
 @dataclass(frozen=True)
-class Version:
-    """A file format in which CIFAR-10 is published: the archive, its folder, and the MD5 hash of every file."""
+class CifarFormat:
+    """A file format in which CIFAR-10 is published."""
 
     archive: str
+    """The name of the archive."""
     md5: str
+    """The MD5 hash of the archive."""
     folder: str
+    """The folder inside the archive."""
     suffix: str
+    """The suffix of the names of its files."""
     batches: Mapping[str, str]
+    """The MD5 hash of each file."""
     read: Callable[[bytes], tuple[Array, Array]]
+    """Returns the pixels and the labels of a file from its content."""
 
     @property
     def files(self) -> list[str]:
+        """The names of the files."""
         return [f"{name}{self.suffix}" for name in BATCHES]
 
 
@@ -59,17 +66,17 @@ def _read_binary(content: bytes) -> tuple[Array, Array]:
     return records[:, 1:], records[:, 0]
 
 
-class _Arrays(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler that accepts only NumPy arrays, lists and strings.
 
-    A pickle can call any Python function, so it refuses every global except those that NumPy arrays need.
+    A pickle file can make Python call any function. This class raises an error for every function or class except
+    those that NumPy arrays need.
     """
 
-    ALLOWED = ("_reconstruct", "ndarray", "dtype")
-
     def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in self.ALLOWED:
-            return np.dtype if name == "dtype" else np.ndarray if name == "ndarray" else _reconstruct
+        allowed = {"dtype": np.dtype, "ndarray": np.ndarray, "_reconstruct": _reconstruct}
+        if module.partition(".")[0] == "numpy" and name in allowed:
+            return allowed[name]
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR-10 files do not need")
 
 
@@ -80,12 +87,12 @@ def _reconstruct(kind: type, shape: tuple[int, ...], dtype: bytes) -> Array:
 
 
 def _read_python(content: bytes) -> tuple[Array, Array]:
-    batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
+    batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     return np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
 
 
-VERSIONS = (
-    Version(
+FORMATS = (
+    CifarFormat(
         "cifar-10-binary.tar.gz",
         "c32a1d4ab5d03f1284b67883e8d87530",
         "cifar-10-batches-bin",
@@ -100,7 +107,7 @@ VERSIONS = (
         },
         _read_binary,
     ),
-    Version(
+    CifarFormat(
         "cifar-10-python.tar.gz",
         "c58f30108f718f92721af3b95e74349a",
         "cifar-10-batches-py",
@@ -164,6 +171,7 @@ class Images:
 
     @property
     def channels(self) -> int:
+        """The number of color channels."""
         return self.train.shape[1]
 
 
@@ -185,15 +193,16 @@ class Cifar10(Data):
     """CIFAR-10 in any of its published formats, as an archive or as unpacked files."""
 
     def location(self) -> Path:
-        """Return the archive or the folder with the files: $CADAM_DATA itself, or a path in it."""
+        """Return the path of the archive or of the folder with the files, or $CADAM_DATA if there is neither."""
         root = Path(os.environ.get("CADAM_DATA", "data"))
-        return next((path for path in _candidate_paths(root) if _version(path) is not None), root)
+        return next((path for path in _candidate_paths(root) if _format_at(path) is not None), root)
 
     def missing(self) -> str | None:
+        """Return how to get the data if they are missing, otherwise None."""
         root = self.location()
-        if _version(root) is not None:
+        if _format_at(root) is not None:
             return None
-        names = [name for version in VERSIONS for name in (version.archive, version.folder)]
+        names = [name for format_ in FORMATS for name in (format_.archive, format_.folder)]
         return (
             f"{self.name} ({self.size}) is not in {root}, which contains none of {', '.join(names)}. "
             f"`python -m cadam_paper.images.data {root}` downloads it from {self.source}; "
@@ -202,16 +211,16 @@ class Cifar10(Data):
 
 
 def _candidate_paths(root: Path) -> list[Path]:
-    return [root, *(root / version.folder for version in VERSIONS), *(root / version.archive for version in VERSIONS)]
+    return [root, *(root / format_.folder for format_ in FORMATS), *(root / format_.archive for format_ in FORMATS)]
 
 
-def _version(path: Path) -> Version | None:
-    """Return the format of CIFAR-10 at a path, or None if it contains none."""
-    for version in VERSIONS:
-        if path.name == version.archive and path.is_file():
-            return version
-        if any((path / name).is_file() for name in version.files):
-            return version
+def _format_at(path: Path) -> CifarFormat | None:
+    """Return the format in which a path contains CIFAR-10, or None if it does not contain CIFAR-10."""
+    for format_ in FORMATS:
+        if path.name == format_.archive and path.is_file():
+            return format_
+        if any((path / name).is_file() for name in format_.files):
+            return format_
     return None
 
 
@@ -222,47 +231,47 @@ def read_cifar10(root: Path) -> Images:
         FileNotFoundError: If neither an archive nor its files are found.
         DamagedImagesError: If a file is missing or its MD5 hash is wrong.
     """
-    located = next(((p, v) for p in _candidate_paths(root) if (v := _version(p)) is not None), None)
-    if located is None:
-        names = " or ".join(version.archive for version in VERSIONS)
+    located = [(path, format_) for path in _candidate_paths(root) if (format_ := _format_at(path)) is not None]
+    if not located:
+        names = " or ".join(format_.archive for format_ in FORMATS)
         raise FileNotFoundError(f"there is no CIFAR-10 at {root}: neither {names} nor the files that they contain")
-    path, version = located
-    contents = _read_archive(path, version) if path.is_file() else _read_folder(path, version)
+    path, format_ = located[0]
+    contents = _read_archive(path, format_) if path.is_file() else _read_folder(path, format_)
     batches = []
-    for name in version.files:
+    for name in format_.files:
         file = f"{path}: {name}"
         if name not in contents:
             raise DamagedImagesError(f"{file} is missing")
         digest = hashlib.md5(contents[name], usedforsecurity=False).hexdigest()
-        if digest != version.batches[name]:
+        if digest != format_.batches[name]:
             raise DamagedImagesError(
                 f"{file} is damaged ({len(contents[name]):,} bytes): its MD5 hash is {digest} instead of "
-                f"{version.batches[name]}; download it again from {SITE}/{version.archive}"
+                f"{format_.batches[name]}; download it again from {SITE}/{format_.archive}"
             )
-        pixels, labels = version.read(contents[name])
+        pixels, labels = format_.read(contents[name])
         batches.append((pixels.reshape(-1, 3, 32, 32), labels))
     pixels, labels = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
     return Images.of((pixels, labels), batches[-1])
 
 
-def _read_folder(folder: Path, version: Version) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in version.files if (folder / name).is_file()}
+def _read_folder(folder: Path, format_: CifarFormat) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in format_.files if (folder / name).is_file()}
 
 
-def _read_archive(archive: Path, version: Version) -> dict[str, bytes]:
+def _read_archive(archive: Path, format_: CifarFormat) -> dict[str, bytes]:
     """Read the files of an archive by name, without writing them to the disk."""
     contents = {}
     try:
         with tarfile.open(archive) as packed:
             for member in packed:
                 name = Path(member.name).name
-                if member.isfile() and name in version.files:
+                if member.isfile() and name in format_.files:
                     file = packed.extractfile(member)
                     assert file is not None
                     contents[name] = file.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DamagedImagesError(
-            f"{archive} is damaged ({error}); download it again from {SITE}/{version.archive}"
+            f"{archive} is damaged ({error}); download it again from {SITE}/{format_.archive}"
         ) from error
     return contents
 
@@ -283,12 +292,12 @@ def download_cifar10(folder: Path, site: str = SITE, report: Callable[[str], Non
     Raises:
         DamagedImagesError: If the MD5 hash of the downloaded file is wrong.
     """
-    version = VERSIONS[0]
+    format_ = FORMATS[0]
     folder.mkdir(parents=True, exist_ok=True)
-    archive, part = folder / version.archive, folder / f".{version.archive}.part"
+    archive, part = folder / format_.archive, folder / f".{format_.archive}.part"
     digest, done, reported_tenths = hashlib.md5(usedforsecurity=False), 0, 0
     try:
-        with urllib.request.urlopen(f"{site}/{version.archive}", timeout=60) as source, part.open("wb") as target:
+        with urllib.request.urlopen(f"{site}/{format_.archive}", timeout=60) as source, part.open("wb") as target:
             total = int(source.headers.get("Content-Length", 0))
             while chunk := source.read(1 << 20):
                 target.write(chunk)
@@ -296,10 +305,10 @@ def download_cifar10(folder: Path, site: str = SITE, report: Callable[[str], Non
                 done += len(chunk)
                 if total and done * 10 // total > reported_tenths:
                     reported_tenths = done * 10 // total
-                    report(f"{version.archive}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-        if digest.hexdigest() != version.md5:
+                    report(f"{format_.archive}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        if digest.hexdigest() != format_.md5:
             raise DamagedImagesError(
-                f"{site}/{version.archive} has the MD5 hash {digest.hexdigest()} instead of {version.md5}"
+                f"{site}/{format_.archive} has the MD5 hash {digest.hexdigest()} instead of {format_.md5}"
             )
         part.replace(archive)
     finally:
@@ -318,6 +327,7 @@ class Digits(Data):
     """The data set of handwritten digits that is part of scikit-learn."""
 
     def missing(self) -> str | None:
+        """Return how to get the data if they are missing, otherwise None."""
         if find_spec("sklearn") is not None:
             return None
         return f"{self.name} are part of {self.source}: in a clone of the project, pip install './paper[images]'"

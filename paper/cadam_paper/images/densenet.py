@@ -20,6 +20,7 @@ class DenseLayer(nn.Module):
         self.norm2, self.conv2 = batch_norm(4 * growth), convolution(4 * growth, growth, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the input with the new channels appended."""
         inner = self.conv1(F.relu(self.norm1(x), inplace=True))
         return torch.cat([x, self.conv2(F.relu(self.norm2(inner), inplace=True))], 1)
 
@@ -37,6 +38,7 @@ class DenseBlock(nn.Module):
         """Width of the pooling window; None for global average pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers and the pooling."""
         for layer in self.layers:
             x = layer(x)
         x = F.relu(self.norm(x), inplace=True)
@@ -65,5 +67,6 @@ class DenseNet(nn.Module):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
         x = self.classifier(self.features(x).flatten(1))
         return x

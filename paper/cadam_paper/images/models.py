@@ -31,6 +31,7 @@ class VGG(nn.Module):
         self.classifier = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
         x = self.classifier(self.features(x).mean((2, 3)))
         return x
 
@@ -48,6 +49,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the convolutions and add the shortcut."""
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)), inplace=True)))
         return F.relu(inner + self.shortcut(x), inplace=True)
 
@@ -72,6 +74,7 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
         x = self.classifier(self.stages(self.stem(x)).mean((2, 3)))
         return x
 

@@ -35,8 +35,10 @@ GRIDS: dict[str, dict[Scale, tuple[float, ...]]] = {
     "AmsGrad": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
     "SGDM": study.SGDM_GRIDS,
 }
-"""Initial grids of learning rates by baseline. A grid is extended until the best rates of both optimizers lie inside
-it, not at its ends."""
+"""Initial grids of learning rates by baseline.
+
+A grid is extended until the best rates of both optimizers are inside it and not at one of its ends.
+"""
 FEWER: dict[Scale, tuple[float, ...]] = {"quick": (3e-3, 1e-2, 3e-2), "full": (1e-4, 3e-4, 1e-3)}
 """Initial grid of learning rates for the larger models."""
 NEAR = 1.0
@@ -60,14 +62,14 @@ class Curves:
 
 
 def run_specs(plan: Plan, results: Results, curves: Curves) -> list[RunSpec]:
-    """List the runs of both optimizers at every learning rate, condition and seed."""
-    named: list[RunSpec] = []
+    """Return the runs of both optimizers at every learning rate, condition and seed."""
+    all_specs: list[RunSpec] = []
     for stream in CONDITIONS.values():
         specs = partial(_specs, plan, curves, stream)
-        named += rate_pairs.extended_specs(
-            curves.grid(plan.scale), specs, partial(_curves, curves=curves), _under(results, stream)
+        all_specs += rate_pairs.extended_specs(
+            curves.grid(plan.scale), specs, partial(_curves, curves=curves), _of_condition(results, stream)
         )
-    return named
+    return all_specs
 
 
 def _specs(plan: Plan, curves: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[RunSpec]:
@@ -79,7 +81,7 @@ def _specs(plan: Plan, curves: Curves, stream: streams.Stream, grid: Sequence[fl
     ]
 
 
-def _under(results: Results, stream: streams.Stream) -> Results:
+def _of_condition(results: Results, stream: streams.Stream) -> Results:
     return results.where(condition=str(stream))
 
 
@@ -88,17 +90,18 @@ def _curves(results: Results, curves: Curves) -> list[RateCurve]:
 
 
 def pairs(results: Results, curves: Curves, missing: Iterable[RunSpec] = ()) -> dict[str, Pair]:
-    """Return, by condition, the learning-rate curves of a baseline and of its variant with confidence.
+    """Return the learning-rate curves of both optimizers by condition. Those of VGG include the paper's accuracies.
 
-    For VGG, the accuracies of the paper are included.
-
-    Conditions with `missing` runs are omitted.
+    Args:
+        results: The results of the experiment.
+        curves: The family of models and the pair of optimizers.
+        missing: The runs without results. Conditions with missing runs are omitted.
     """
     pairs_by_condition, incomplete = {}, {spec.condition for spec in missing}
     for name, stream in CONDITIONS.items():
         if str(stream) in incomplete:
             continue
-        of_condition = _under(results, stream)
+        of_condition = _of_condition(results, stream)
         treatment, baseline = _curves(of_condition, curves)
         paper = study.PAPER.get((name.split()[0], curves.arms[1])) if curves.family == "vgg" else None
         pairs_by_condition[name] = Pair(treatment, baseline, paper, of_condition.seconds)
@@ -106,11 +109,13 @@ def pairs(results: Results, curves: Curves, missing: Iterable[RunSpec] = ()) -> 
 
 
 def summary(results: Results, curves: Curves) -> Summary:
+    """Summarize the comparison of both optimizers over learning rates."""
     summary = rate_pairs.summary(pairs(results, curves), NEAR, same_data=True)
     return replace(summary, verdict=f"{study.disclaimer(results)}{summary.verdict}")
 
 
 def figures(results: Results, curves: Curves) -> Mapping[str, Figure]:
+    """Draw the accuracy of both optimizers over learning rates, and their difference."""
     return {CAPTION: rate_pairs.figure(pairs(results, curves), "mean test accuracy, %", same_data=True)}
 
 

@@ -11,14 +11,15 @@ import torch
 from cadam.ab.results import Outcome, RunSpec
 from cadam.statistics.intervals import Array
 
+from ..harness.cuda_runs import compute_specs
 from ..harness.experiment import Finished
 from . import data, streams
-from .train import Record, Run, Task, run_concurrently
+from .train import Record, Run, Task
 
 LANES = 6
 """Number of runs that share one GPU."""
 RECOVERED = 0.95
-"""A run has recovered from a shift when it reaches this share of its accuracy before the shift."""
+"""A run has recovered from a shift when its accuracy is back at this share of the accuracy before the shift."""
 
 
 def compute(spec: RunSpec) -> Outcome:
@@ -26,26 +27,20 @@ def compute(spec: RunSpec) -> Outcome:
     run = _run(spec)
     while run.advance():
         pass
-    return outcome(spec, run.record(), run.schedule.steps_per_epoch)
+    return _outcome(spec, run)
 
 
 def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
     """Compute several runs concurrently on one GPU, and yield each as soon as it is finished."""
-    spec_of: dict[Run, RunSpec] = {}
+    return compute_specs(specs, _run, _outcome, LANES)
 
-    def begin() -> Iterator[Run]:
-        for spec in specs:
-            run = _run(spec)
-            spec_of[run] = spec
-            yield run
 
-    for run, seconds in run_concurrently(begin(), LANES):
-        spec, record = spec_of.pop(run), run.record()
-        run.release()
-        yield Finished(spec, outcome(spec, record, run.schedule.steps_per_epoch), seconds)
+def _outcome(spec: RunSpec, run: Run) -> Outcome:
+    return outcome(spec, run.record(), run.schedule.steps_per_epoch)
 
 
 def on_gpu(spec: RunSpec) -> bool:
+    """Return whether a run is computed on a GPU."""
     return bool(spec.settings["device"] == "cuda")
 
 
@@ -69,7 +64,10 @@ def _run(spec: RunSpec) -> Run:
 
 
 def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
-    """Convert the record of a run to metrics and curves. Accuracies are in percent, and NaN if the loss diverged."""
+    """Convert the record of a run to metrics and curves.
+
+    Accuracies are in percent. They are NaN if the loss is not finite at some step.
+    """
     diverged = not np.isfinite(record.loss).all()
     test = 100 * record.test_accuracy
     window = spec.settings["window"]
@@ -85,14 +83,14 @@ def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
         {
             "test_accuracy": test.astype(np.float32),
             "recovery": recovery,
-            "loss": averaged(record.loss, window).astype(np.float16),
-            "accuracy": averaged(100 * record.accuracy, window).astype(np.float16),
-            "alignment": averaged(record.alignment, window).astype(np.float16),
+            "loss": average_windows(record.loss, window).astype(np.float16),
+            "accuracy": average_windows(100 * record.accuracy, window).astype(np.float16),
+            "alignment": average_windows(record.alignment, window).astype(np.float16),
         },
     )
 
 
-def averaged(curve: Array, window: int) -> Array:
+def average_windows(curve: Array, window: int) -> Array:
     """Average a curve over consecutive windows of steps. An incomplete last window is dropped."""
     length = len(curve) // window * window
     return np.asarray(curve[:length].reshape(-1, window).mean(1))

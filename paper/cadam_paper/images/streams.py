@@ -23,8 +23,10 @@ TRUE_LABEL = -1
 
 @dataclass
 class Schedule:
-    """The data of all steps of a run. The first axis of each array is the step, the second the position in the "
-    "batch."""
+    """The samples, rotations and labels of all steps of a run.
+
+    The first axis of each array is the step, and the second axis, if any, is the position in the batch.
+    """
 
     steps_per_epoch: int
     classes: int
@@ -41,6 +43,7 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
+        """The number of epochs."""
         return len(self.order) // self.steps_per_epoch
 
     @property
@@ -60,8 +63,11 @@ class Change(Protocol):
     name: ClassVar[str]
 
     @property
-    def strength(self) -> float: ...
-    def apply(self, schedule: Schedule, random: np.random.Generator) -> None: ...
+    def strength(self) -> float:
+        """The strength of the change. A change of strength 0 has no effect."""
+
+    def apply(self, schedule: Schedule, random: np.random.Generator) -> None:
+        """Modify a schedule in place, with random numbers from a generator."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Sudden:
     name: ClassVar[str] = "sudden"
 
     def apply(self, schedule: Schedule, random: np.random.Generator) -> None:
+        """Add the rotation of each epoch."""
         schedule.angle += self.strength * schedule.epoch
 
 
@@ -83,6 +90,7 @@ class Continuous:
     name: ClassVar[str] = "continuous"
 
     def apply(self, schedule: Schedule, random: np.random.Generator) -> None:
+        """Add the rotation of each step."""
         schedule.angle += self.strength * schedule.step
 
 
@@ -94,6 +102,7 @@ class Noisy:
     name: ClassVar[str] = "noise"
 
     def apply(self, schedule: Schedule, random: np.random.Generator) -> None:
+        """Replace the labels of the chosen batches by random ones."""
         batches = round(self.strength / 100 * schedule.steps_per_epoch)
         for epoch in range(schedule.epochs):
             chosen = epoch * schedule.steps_per_epoch + random.permutation(schedule.steps_per_epoch)[:batches]
@@ -108,6 +117,7 @@ class Augmented:
     name: ClassVar[str] = "augmented"
 
     def apply(self, schedule: Schedule, random: np.random.Generator) -> None:
+        """Draw a translation and a reflection for each image."""
         reach = int(self.strength)
         schedule.flip ^= random.random(schedule.flip.shape) < 0.5
         schedule.shift += random.integers(-reach, reach + 1, size=schedule.shift.shape).astype(schedule.shift.dtype)
@@ -176,7 +186,11 @@ def continuous(degrees: float) -> Stream:
 
 
 def noisy(percent: float) -> Stream:
-    """Return a stream with label noise in `percent` of the batches."""
+    """Return a stream with label noise in `percent` of the batches.
+
+    Raises:
+        ValueError: If the percentage is not between 0 and 100.
+    """
     if not 0 <= percent <= 100:
         raise ValueError(f"noise must lie between 0 and 100 percent, got {percent}")
     return _of(Noisy(percent))
@@ -193,7 +207,11 @@ def _of(change: Change) -> Stream:
 
 
 def parse(text: str) -> Stream:
-    """Parse the text form of a stream, such as "sudden 60 + noise 40", which `str(stream)` returns."""
+    """Parse the text form of a stream, such as "sudden 60 + noise 40", which `str(stream)` returns.
+
+    Raises:
+        ValueError: If a part of the text is not the name of a change and its strength.
+    """
     makers: dict[str, Callable[[float], Stream]]
     makers = {"sudden": sudden, "continuous": continuous, "noise": noisy, "augmented": augmented}
     stream = CLEAN

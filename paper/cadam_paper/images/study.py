@@ -2,9 +2,9 @@
 
 The conditions are sudden shift (rotation at each epoch), continuous shift (rotation at each step) and label noise, each
 at several strengths. As in the paper, both optimizers of a pair use the learning rate that is best for the optimizer
-without confidence. It is chosen on tuning seeds at the strength of table 4, the reference strength, and used at all
-strengths. Strength 0 is a run without change at the rate of its condition; conditions with equal rates share these
-runs.
+without confidence. This rate is chosen on tuning seeds at the strength of table 4, which is called the reference
+strength, and is used at all strengths. Strength 0 means no change of the data. Conditions with the same learning rate
+share the runs of strength 0.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ARMS = ("CAdam", "Adam")
 PAIRS = (("CSGDM", "SGDM"), ARMS, ("CAmsGrad", "AmsGrad"))
+"""Pairs of optimizers: with confidence, and without."""
 COLORS = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
 
 
@@ -46,10 +47,13 @@ class Condition:
 
     name: str
     make: Callable[[float], streams.Stream]
+    """Returns the stream with a strength of the change."""
     unit: str
+    """The unit of the strengths."""
     reference: float
     strengths: Mapping[Scale, tuple[float, ...]]
     axis: str
+    """The label of an axis of strengths."""
 
     def label(self, strength: float) -> str:
         """Return the name of the condition at a strength, such as "sudden 80°"."""
@@ -96,7 +100,7 @@ PAPER = {
     ("noise", "Adam"): (73.86, 77.20),
     ("noise", "AmsGrad"): (74.28, 77.20),
 }
-"""Accuracies of table 4 of the paper: VGG without and with confidence, at the reference strengths."""
+"""Accuracies of VGG in table 4 of the paper, without and with confidence, by condition and optimizer."""
 MEASURES = {
     "accuracy": "mean test accuracy",
     "last_accuracy": "test accuracy of the last epoch",
@@ -139,10 +143,13 @@ TUNING_RUNS = {("vgg", "full"): 3}
 """Number of tuning runs per learning rate, where it is more than one.
 
 Seeds change the accuracy about as much as neighboring rates do, so VGG has three. The other models are more expensive:
-three runs per rate would be half of their total cost."""
+three runs per rate would be half of their total cost.
+"""
 FEWER_RATES = {("densenet", "full"): (1e-4, 3e-4, 1e-3)}
-"""Learning rates of DenseNet-121, the most expensive model, which is tuned only for the optimizer
-without confidence."""
+"""Learning rates of models with a smaller grid.
+
+DenseNet-121 is the most expensive model, so it has fewer rates, and they are tuned only for Adam.
+"""
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 """Number of steps that one point of a stored curve averages. The runs of `FIG_SUDDEN_DETAIL` store every step."""
 
@@ -153,6 +160,17 @@ WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 def spec(
     plan: Plan, family: str, optimizer: str, lr: float, stream: streams.Stream, seed: int, **settings: Any
 ) -> RunSpec:
+    """Return the spec of one run.
+
+    Args:
+        plan: The plan of the experiment.
+        family: The family of models, a key of `MODELS`.
+        optimizer: The name of the optimizer.
+        lr: The learning rate.
+        stream: The change of the data.
+        seed: The seed of the run.
+        **settings: Settings that differ from those of the scale.
+    """
     condition = str(stream)
     window = 1 if condition == str(streams.sudden(DETAIL)) else WINDOWS[plan.scale]
     settings = {**SETTINGS[plan.scale], "window": window, **settings}
@@ -166,6 +184,7 @@ def strengths(condition: Condition, family: str, scale: Scale) -> tuple[float, .
 
 
 def tuning_specs(plan: Plan, family: str, condition: Condition, arms: Sequence[str]) -> list[RunSpec]:
+    """Return the runs that choose the learning rates of some optimizers, at the reference strength of a condition."""
     stream, specs = condition.make(condition.reference), []
     fewer = FEWER_RATES.get((family, plan.scale))
     for arm in arms:
@@ -177,7 +196,7 @@ def tuning_specs(plan: Plan, family: str, condition: Condition, arms: Sequence[s
     return specs
 
 
-def choice(results: Results, condition: Condition, arm: str) -> RateChoice:
+def choose_rate(results: Results, condition: Condition, arm: str) -> RateChoice:
     """Choose the best learning rate of an optimizer at the reference strength of a condition."""
     return choose_lr(arm, _tuning(results, condition, arm).metric_by_rate("accuracy"), "higher")
 
@@ -186,13 +205,13 @@ def _tuning(results: Results, condition: Condition, arm: str) -> Results:
     return results.tuning().where(optimizer=arm, condition=str(condition.make(condition.reference)))
 
 
-def _tuned(results: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
+def _tuned_arms(results: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
     """Return the optimizers that have tuning runs under a condition."""
     return [arm for arm in arms if len(_tuning(results, condition, arm))]
 
 
 def condition_specs(plan: Plan, results: Results, family: str, name: str) -> list[RunSpec]:
-    """List the runs of one condition: first the tuning runs, then those at the chosen rate.
+    """Return the runs of one condition: first the tuning runs, then also those at the chosen rate.
 
     Both optimizers run at Adam's best rate at each strength. Adam also runs with repeat seeds at the reference strength
     to estimate the noise floor.
@@ -201,7 +220,7 @@ def condition_specs(plan: Plan, results: Results, family: str, name: str) -> lis
     tuning = tuning_specs(plan, family, condition, ARMS)
     if not results.has(tuning):
         return tuning
-    lr = choice(results, condition, "Adam").lr
+    lr = choose_rate(results, condition, "Adam").lr
     tests = [
         spec(plan, family, arm, lr, condition.make(strength), seed)
         for strength in strengths(condition, family, plan.scale)
@@ -217,19 +236,23 @@ def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition)
 
 
 def detail_specs(plan: Plan, results: Results) -> list[RunSpec]:
-    """List the runs at 60 degrees, and those at the reference strength that give the noise floor of the figure."""
+    """Return the runs at 60 degrees, and the runs at the reference strength from which the noise floor is estimated."""
     condition = CONDITIONS["sudden"]
     tuning = tuning_specs(plan, "vgg", condition, ARMS)
     if not results.has(tuning):
         return tuning
-    lr = choice(results, condition, "Adam").lr
-    wanted = [*((arm, DETAIL) for arm in ARMS), ("Adam", condition.reference)]
-    tests = [spec(plan, "vgg", arm, lr, condition.make(s), seed) for arm, s in wanted for seed in plan.test_seeds()]
+    lr = choose_rate(results, condition, "Adam").lr
+    runs_to_test = [*((arm, DETAIL) for arm in ARMS), ("Adam", condition.reference)]
+    tests = [
+        spec(plan, "vgg", arm, lr, condition.make(strength), seed)
+        for arm, strength in runs_to_test
+        for seed in plan.test_seeds()
+    ]
     return [*tuning, *tests, *_repeats(plan, "vgg", "Adam", lr, condition)]
 
 
 def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
-    """List the tuning runs of each optimizer without confidence; then the runs of each pair at the chosen rates."""
+    """Return the tuning runs of each optimizer without confidence, then also the runs of each pair at these rates."""
     bases = [base for _, base in PAIRS]
     tuning = [spec for c in CONDITIONS.values() for spec in tuning_specs(plan, "vgg", c, bases)]
     if not results.has(tuning):
@@ -238,46 +261,46 @@ def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
     for condition in CONDITIONS.values():
         stream = condition.make(condition.reference)
         for pair in PAIRS:
-            lr = choice(results, condition, pair[1]).lr
+            lr = choose_rate(results, condition, pair[1]).lr
             specs += [spec(plan, "vgg", arm, lr, stream, seed) for arm in pair for seed in plan.test_seeds()]
             specs += _repeats(plan, "vgg", pair[1], lr, condition)
     return specs
 
 
 def rates_specs(plan: Plan, results: Results, family: str) -> list[RunSpec]:
-    """List the tuning runs of both optimizers; then Adam at its best rate, and CAdam at both best rates."""
+    """Return the tuning runs of both optimizers, and then also Adam at its best rate and CAdam at both best rates."""
     tuning = [spec for condition in CONDITIONS.values() for spec in tuning_specs(plan, family, condition, ARMS)]
     if not results.has(tuning):
         return tuning
     specs = list(tuning)
     for condition in CONDITIONS.values():
         stream, rates = condition.make(condition.reference), own_rates(results, condition)
-        wanted = dict.fromkeys([("Adam", rates["Adam"]), ("CAdam", rates["Adam"]), ("CAdam", rates["CAdam"])])
-        specs += [spec(plan, family, arm, lr, stream, seed) for arm, lr in wanted for seed in plan.test_seeds()]
+        arms_and_rates = dict.fromkeys([("Adam", rates["Adam"]), ("CAdam", rates["Adam"]), ("CAdam", rates["CAdam"])])
+        specs += [spec(plan, family, arm, lr, stream, seed) for arm, lr in arms_and_rates for seed in plan.test_seeds()]
         specs += _repeats(plan, family, "Adam", rates["Adam"], condition)
     return specs
 
 
 def own_rates(results: Results, condition: Condition) -> dict[str, float]:
     """Return the best learning rate of each optimizer under a condition."""
-    return {arm: choice(results, condition, arm).lr for arm in ARMS}
+    return {arm: choose_rate(results, condition, arm).lr for arm in ARMS}
 
 
 # Tables -------------------------------------------------------------------------------------------------
 
 
-def compared(
+def compare_arms(
     results: Results, condition: Condition, strength: float, pair: tuple[str, str] = ARMS, metric: str = "accuracy"
 ) -> Comparison:
-    """Compare a pair at one strength.
+    """Compare a pair of optimizers at one strength of a condition.
 
-    The comparison includes the noise floor of the baseline at the reference strength, except at strength 0: the runs
-    without change belong to all conditions, but the reference strength to only one.
+    The comparison includes the noise floor of the baseline at the reference strength of the condition. It has no noise
+    floor at strength 0, because several conditions share these runs.
     """
     arm, baseline = (by_seed(results, condition, strength, name, metric) for name in pair)
     better: Better = "lower" if metric == "recovery" else "higher"
     comparison = statistics.compare(arm, baseline, names=pair, better=better)
-    return replace(comparison, noise=noise(results, condition, pair[1], metric)) if strength else comparison
+    return replace(comparison, noise=noise_floor(results, condition, pair[1], metric)) if strength else comparison
 
 
 def by_seed(
@@ -287,8 +310,11 @@ def by_seed(
     return results.tests().where(condition=str(condition.make(strength)), optimizer=arm).metric(metric)
 
 
-def noise(results: Results, condition: Condition, baseline: str, metric: str) -> Interval:
-    """Estimate the A/A noise floor from the baseline's test seeds and repeat seeds at the reference strength."""
+def noise_floor(results: Results, condition: Condition, baseline: str, metric: str) -> Interval:
+    """Estimate the A/A noise floor: the difference between the baseline's test seeds and its repeat seeds.
+
+    It is measured at the reference strength of the condition.
+    """
     of_baseline = results.where(condition=str(condition.make(condition.reference)), optimizer=baseline)
     first, second = (
         [value for value in part.metric(metric).values() if np.isfinite(value)]
@@ -297,13 +323,13 @@ def noise(results: Results, condition: Condition, baseline: str, metric: str) ->
     return statistics.noise_floor(first, second)
 
 
-def gain(results: Results, condition: Condition, at: Sequence[float]) -> dict[int, float]:
+def gain_by_seed(results: Results, condition: Condition, at: Sequence[float]) -> dict[int, float]:
     """Return the accuracy of CAdam minus that of Adam, averaged over some strengths, by seed."""
-    cadam, adam = means(results, condition, at)
+    cadam, adam = means_by_seed(results, condition, at)
     return {seed: cadam[seed] - adam[seed] for seed in cadam}
 
 
-def means(
+def means_by_seed(
     results: Results, condition: Condition, at: Sequence[float], metric: str = "accuracy"
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return a metric of CAdam and of Adam, averaged over some strengths, by seed."""
@@ -316,17 +342,21 @@ def _mean(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def mean_rows(results: Results, condition: Condition, at: Sequence[float]) -> list[Row]:
-    """Compare the optimizers in the mean over some strengths."""
+    """Return rows that compare the optimizers in the mean over some strengths."""
     rows = []
     for metric, paper in (("accuracy", "CAdam higher"), ("last_accuracy", "")):
-        comparison = statistics.compare(*means(results, condition, at, metric), names=ARMS, better="higher")
+        comparison = statistics.compare(*means_by_seed(results, condition, at, metric), names=ARMS, better="higher")
         label = f"{condition.name}, mean over {_range(condition, at)}: {MEASURES[metric]}"
         rows.append(_row(label, paper, comparison, results.tests()))
     return rows
 
 
 def claim_row(results: Results, condition: Condition, at: Sequence[float]) -> Row:
-    """Check the paper's claim about a condition as a whole, beyond the comparison at each strength."""
+    """Return the row of the paper's claim about a condition that involves several strengths.
+
+    For label noise, the claim compares CAdam at the reference strength with Adam without noise; otherwise it compares
+    the gain of CAdam with change and without.
+    """
     changed = [strength for strength in at if strength]
     tests = results.tests()
     if condition.name == "noise":
@@ -337,16 +367,16 @@ def claim_row(results: Results, condition: Condition, at: Sequence[float]) -> Ro
             names=names,
             better="higher",
         )
-        comparison = replace(comparison, noise=noise(results, condition, "Adam", "last_accuracy"))
+        comparison = replace(comparison, noise=noise_floor(results, condition, "Adam", "last_accuracy"))
         return _row(f"{names[0]} against {names[1]}, test accuracy of the last epoch", "comparable", comparison, tests)
     return gain_row(results, condition, changed if condition.name == "sudden" else changed[-1:], 0)
 
 
 def gain_row(results: Results, condition: Condition, at: Sequence[float], base: float) -> Row:
-    """Compare CAdam's gain at some strengths with its gain at the strength `base`."""
+    """Return a row that compares CAdam's gain at some strengths with its gain at the strength `base`."""
     names = f"gain at {_range(condition, at)}", f"gain at {base:g}{condition.unit}"
     comparison = statistics.compare(
-        gain(results, condition, at), gain(results, condition, [base]), names=names, better="higher"
+        gain_by_seed(results, condition, at), gain_by_seed(results, condition, [base]), names=names, better="higher"
     )
     label = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
     row = _row(label, "larger", comparison, results.tests())
@@ -369,16 +399,16 @@ def _paper(condition: Condition, strength: float, family: str, pair: tuple[str, 
 
 
 def _tuning_warnings(results: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
-    choices = [choice(results, condition, arm) for arm in _tuned(results, condition, arms)]
+    choices = [choose_rate(results, condition, arm) for arm in _tuned_arms(results, condition, arms)]
     return [f"{condition.name}: {each.warning}" for each in choices if each.warning]
 
 
 def _own_rate(results: Results, condition: Condition) -> str:
     """Describe the learning rate of the runs, and CAdam's own best rate if it differs."""
-    adam = choice(results, condition, "Adam")
-    if not _tuned(results, condition, ["CAdam"]):
+    adam = choose_rate(results, condition, "Adam")
+    if not _tuned_arms(results, condition, ["CAdam"]):
         return f"Both at lr {adam.lr:g}, the best for Adam, as in the paper; CAdam's own best rate was not determined."
-    cadam = choice(results, condition, "CAdam")
+    cadam = choose_rate(results, condition, "CAdam")
     if adam.lr == cadam.lr:
         return f"Both at lr {adam.lr:g}, the best rate of the grid for both."
     return (
@@ -408,9 +438,10 @@ def disclaimer(results: Results) -> str:
 
 
 def condition_summary(results: Results, family: str, name: str) -> Summary:
+    """Summarize the comparison of Adam and CAdam under one condition, by strength."""
     condition, tests = CONDITIONS[name], results.tests()
     at = _strengths(results, condition)
-    comparisons = [compared(results, condition, strength) for strength in at]
+    comparisons = [compare_arms(results, condition, strength) for strength in at]
     labels = [condition.label(strength) for strength in at]
     rows = []
     for strength, label, comparison in zip(at, labels, comparisons, strict=True):
@@ -426,7 +457,7 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
                 _row(
                     f"{condition.label(strength)}: {MEASURES[metric]}",
                     "CAdam sooner" if metric == "recovery" else "",
-                    compared(results, condition, strength, metric=metric),
+                    compare_arms(results, condition, strength, metric=metric),
                     part,
                 )
             )
@@ -452,17 +483,20 @@ def _strengths(results: Results, condition: Condition) -> list[float]:
 
 
 def detail_summary(results: Results) -> Summary:
+    """Summarize the recovery from sudden shifts, and the alignment ratios before and after shifts."""
     condition = CONDITIONS["sudden"]
     part = results.tests().where(condition=str(condition.make(DETAIL)))
-    recovery = compared(results, condition, DETAIL, metric="recovery")
-    accuracy = compared(results, condition, DETAIL)
+    recovery = compare_arms(results, condition, DETAIL, metric="recovery")
+    accuracy = compare_arms(results, condition, DETAIL)
     rows = [
         _row(f"{condition.label(DETAIL)}: {MEASURES['recovery']}", "CAdam sooner", recovery, part),
         _row(f"{condition.label(DETAIL)}: {MEASURES['accuracy']}", "CAdam higher", accuracy, part),
     ]
     for arm in ARMS:
         before, highest, lowest = _around_shifts(part, arm)
-        rises, falls = highest > 1.02 * before, lowest < 0.98 * before
+        movements = [
+            word for word, happens in (("rises", highest > 1.02 * before), ("falls", lowest < 0.98 * before)) if happens
+        ]
         rows.append(
             Row(
                 f"{arm}: alignment before shifts; highest and lowest in the tenth of an epoch after them",
@@ -471,7 +505,7 @@ def detail_summary(results: Results) -> Summary:
                 "",
                 len(part.where(optimizer=arm)),
                 part.where(optimizer=arm).seconds,
-                "rises and falls" if rises and falls else "falls" if falls else "rises" if rises else "stays",
+                " and ".join(movements) or "stays",
                 values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
@@ -480,8 +514,11 @@ def detail_summary(results: Results) -> Summary:
 
 
 def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:
-    """Return the mean alignment ratio before shifts, and its maximum and minimum in the tenth of an epoch after "
-    "them."""
+    """Return the alignment ratio around shifts, averaged over seeds and shifts.
+
+    Returns:
+        The mean over the tenth of an epoch before a shift, and the largest and smallest value in the tenth after it.
+    """
     curve = results.where(optimizer=arm).curve("alignment").astype(float)
     epochs = curve.reshape(len(curve), results[0].spec.settings["epochs"], -1)
     near = max(2, epochs.shape[2] // 10)
@@ -490,15 +527,16 @@ def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:
 
 
 def ablation_summary(results: Results) -> Summary:
+    """Compare each optimizer with and without confidence at the reference strength of each condition."""
     rows, warnings, comparisons = [], [], []
     for condition in CONDITIONS.values():
         bases = [base for _, base in PAIRS]
         warnings += _tuning_warnings(results, condition, bases)
         for pair in PAIRS:
-            comparison = compared(results, condition, condition.reference, pair)
+            comparison = compare_arms(results, condition, condition.reference, pair)
             part = results.tests().where(condition=str(condition.make(condition.reference)))
             both = Results([r for r in part if r.spec.optimizer in pair])
-            lr = choice(results, condition, pair[1]).lr
+            lr = choose_rate(results, condition, pair[1]).lr
             label = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
             rows.append(_row(label, _paper(condition, condition.reference, "vgg", pair), comparison, both))
             comparisons.append(comparison)
@@ -507,15 +545,16 @@ def ablation_summary(results: Results) -> Summary:
     return Summary(verdict, rows, warnings)
 
 
-def compared_at(
+def compare_at_rates(
     results: Results, condition: Condition, rates: Mapping[str, float], metric: str = "accuracy"
 ) -> Comparison:
     """Compare CAdam with Adam at the reference strength and at the given learning rates."""
     at_rates = Results([r for r in results if r.spec.lr == rates[r.spec.optimizer]])
-    return compared(at_rates, condition, condition.reference, metric=metric)
+    return compare_arms(at_rates, condition, condition.reference, metric=metric)
 
 
 def rates_summary(results: Results) -> Summary:
+    """Compare CAdam with Adam at Adam's best learning rate and at CAdam's own."""
     rows, warnings, labels = [], [], []
     at_common_rate, at_own_rates = [], []
     for condition in CONDITIONS.values():
@@ -524,11 +563,11 @@ def rates_summary(results: Results) -> Summary:
         part = results.tests().where(condition=str(condition.make(condition.reference)))
         for lr in dict.fromkeys((rates["Adam"], rates["CAdam"])):
             for metric in ("accuracy", "last_accuracy"):
-                comparison = compared_at(results, condition, {**rates, "CAdam": lr}, metric)
+                comparison = compare_at_rates(results, condition, {**rates, "CAdam": lr}, metric)
                 words = f"{label}: {MEASURES[metric]}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
                 rows.append(_row(words, "", comparison, part))
-        at_common_rate.append(compared_at(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
-        at_own_rates.append(compared_at(results, condition, rates))
+        at_common_rate.append(compare_at_rates(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
+        at_own_rates.append(compare_at_rates(results, condition, rates))
         labels.append(label)
         warnings += _tuning_warnings(results, condition, ARMS)
     verdict = (
@@ -550,6 +589,7 @@ def _shade(panel: Axes, x: Sequence[float], values: Array, arm: str, **style: An
 
 
 def condition_figures(results: Results, name: str) -> dict[str, Figure]:
+    """Draw the accuracy by strength, by learning rate and by epoch, and the alignment ratio by step."""
     condition, tests = CONDITIONS[name], results.tests()
     at = _strengths(results, condition)
     scale, axes = panels(1, 2, 10.5, 3.6)
@@ -563,10 +603,10 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
         strength_panel.errorbar(
             at, [mean.mean for mean in means], errors, fmt="o-", ms=4, capsize=3, color=COLORS[arm], label=arm
         )
-    for arm in _tuned(results, condition, ARMS[::-1]):
-        chosen = choice(results, condition, arm)
+    for arm in _tuned_arms(results, condition, ARMS[::-1]):
+        chosen = choose_rate(results, condition, arm)
         rate_panel.plot(list(chosen.means), list(chosen.means.values()), "o-", ms=4, color=COLORS[arm], label=arm)
-    used = choice(results, condition, "Adam").lr
+    used = choose_rate(results, condition, "Adam").lr
     rate_panel.axvline(used, color=palette.TARGET, lw=1, ls=":")
     rate_panel.set_xscale("log")
     strength_panel.set(xlabel=condition.axis, ylabel="mean test accuracy, %")
@@ -581,7 +621,7 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
             accuracy, alignment = of_arm.curve("test_accuracy"), of_arm.curve("alignment").astype(float)
             epochs = accuracy.shape[1]
             _shade(column[0], range(1, 1 + epochs), accuracy, arm)
-            alignment = _thinned(alignment, 120)
+            alignment = _thin(alignment, 120)
             _shade(column[1], np.linspace(0, epochs, alignment.shape[1], endpoint=False).tolist(), alignment, arm)
         column[0].set_title(condition.label(strength))
         column[1].set_xlabel("epoch")
@@ -598,13 +638,14 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
     }
 
 
-def _thinned(curve: Array, points: int) -> Array:
+def _thin(curve: Array, points: int) -> Array:
     """Average each row of a curve to about `points` values."""
     window = max(1, curve.shape[1] // points)
-    return np.stack([runs.averaged(row, window) for row in curve])
+    return np.stack([runs.average_windows(row, window) for row in curve])
 
 
 def detail_figures(results: Results) -> dict[str, Figure]:
+    """Draw the alignment ratio, accuracy and loss by step around sudden shifts."""
     part = results.tests().where(condition=str(streams.sudden(DETAIL)))
     epochs = part[0].spec.settings["epochs"]
     total = part.curve("loss").shape[1]
@@ -618,7 +659,7 @@ def detail_figures(results: Results) -> dict[str, Figure]:
         for arm in reversed(ARMS):
             curve = part.where(optimizer=arm).curve(name)[:, start:end].astype(float)
             window = max(1, curve.shape[1] // 150)
-            smooth = _thinned(curve, 150)
+            smooth = _thin(curve, 150)
             _shade(panel, (start + window * (np.arange(smooth.shape[1]) + 0.5)).tolist(), smooth, arm)
         panel.set_ylabel({"alignment": "alignment ratio", "accuracy": "batch accuracy, %", "loss": "loss"}[name])
     axes[-1, 0].set_xlabel("step")
@@ -627,10 +668,11 @@ def detail_figures(results: Results) -> dict[str, Figure]:
 
 
 def ablation_figures(results: Results) -> dict[str, Figure]:
+    """Draw the gain from confidence for each optimizer and condition."""
     figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4)
     for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
         for x, pair in enumerate(PAIRS):
-            difference = compared(results, condition, condition.reference, pair).difference
+            difference = compare_arms(results, condition, condition.reference, pair).difference
             without, with_confidence = PAPER[condition.name, pair[1]]
             _draw_difference(panel, x, difference, label=None if x else "measured")
             panel.plot(x, with_confidence - without, "D", color=palette.TARGET, label=None if x else "paper")
@@ -643,11 +685,12 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
 
 
 def rates_figures(results: Results) -> dict[str, Figure]:
+    """Draw the gain of CAdam at Adam's best learning rate and at its own."""
     figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4, sharey=True)
     for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
         best = own_rates(results, condition)
         for x, rates in enumerate((dict.fromkeys(ARMS, best["Adam"]), best)):
-            _draw_difference(panel, x, compared_at(results, condition, rates).difference)
+            _draw_difference(panel, x, compare_at_rates(results, condition, rates).difference)
         panel.axhline(0, color=palette.MUTED, lw=0.8)
         names = [f"both at Adam's rate,\n{best['Adam']:g}", f"each at its own,\n{best['CAdam']:g} and {best['Adam']:g}"]
         panel.set_xticks(range(2), names)

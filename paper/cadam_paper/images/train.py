@@ -7,7 +7,6 @@ requested, the same functions are called eagerly.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,15 +21,12 @@ from torch.nn import functional as F  # noqa: N812
 import cadam
 from cadam.statistics.intervals import Array
 
+from ..harness.cuda_runs import Captured
 from . import models
 from .data import Images
 from .streams import TRUE_LABEL, Schedule, Stream
 
 Precision = Literal["float32", "bfloat16"]
-WARM_UP = 3
-"""Number of eager calls before a graph is captured, in which kernels are compiled and algorithms are selected.
-
-These calls are ordinary training steps."""
 TEST_BATCH = 1000
 """Largest batch of test images."""
 
@@ -80,31 +76,15 @@ def compiled_predict() -> Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Te
     return torch.compile(predict, dynamic=False, options={"deterministic": True})
 
 
-class Captured:
-    """A function without arguments and result that is replayed as a CUDA graph after `WARM_UP` eager calls."""
-
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream) -> None:
-        self.function, self.stream = function, stream
-        self.calls = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        with torch.cuda.stream(self.stream):
-            if self.graph is None and self.calls < WARM_UP:
-                self.calls += 1
-                self.function()
-                return
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                # Capture on the stream of the run. cuBLAS has one workspace per stream, and graphs captured on the
-                # same stream would share it while they run concurrently.
-                with torch.cuda.graph(self.graph, stream=self.stream):
-                    self.function()
-            self.graph.replay()
-
-
 class Run:
-    """One training run. Each call of `advance` performs a training step or the evaluation at the end of an epoch."""
+    """One training run. Each call of `advance` performs a training step or the evaluation at the end of an epoch.
+
+    Args:
+        task: The configuration of the run.
+        images: The data set, on the device of the run.
+        graph: Whether to replay CUDA graphs; ignored on the CPU.
+        deterministic: Whether to use only deterministic algorithms of cuDNN.
+    """
 
     def __init__(self, task: Task, images: Images, *, graph: bool = True, deterministic: bool = True) -> None:
         device = images.train.device
@@ -155,14 +135,14 @@ class Run:
         images, step = self.images, self._step
         self.optimizer.zero_grad(set_to_none=True)
         index = self._order.index_select(0, step).squeeze(0)
-        shown = self._labels.index_select(0, step).squeeze(0)
+        scheduled = self._labels.index_select(0, step).squeeze(0)
         true = images.train_labels.index_select(0, index)
         view = self._rotation.index_select(0, step)
         if self._moves is not None:
             view = self._moves.index_select(0, step).squeeze(0) @ view
         batch = self.transform(images.train.index_select(0, index), view)
         with self._numerics():
-            loss, logits = self._predict(self.model, batch, torch.where(shown == TRUE_LABEL, true, shown))
+            loss, logits = self._predict(self.model, batch, torch.where(scheduled == TRUE_LABEL, true, scheduled))
             loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self._loss.index_copy_(0, step, loss.detach().view(1))
@@ -189,6 +169,7 @@ class Run:
 
     @property
     def test_batches(self) -> int:
+        """The number of batches of test images."""
         return -(-len(self.images.test) // TEST_BATCH)
 
     def transform(self, batch: Tensor, view: Tensor) -> Tensor:
@@ -292,40 +273,3 @@ def moves(schedule: Schedule, size: Iterable[int]) -> Array:
     matrices[..., 0, 2] = -schedule.shift[..., 1] * 2 / width
     matrices[..., 1, 2] = -schedule.shift[..., 0] * 2 / height
     return matrices
-
-
-# Concurrent runs ---------------------------------------------------------------------------------------------
-
-
-def run_concurrently(runs: Iterable[Run], lanes: int) -> Iterator[tuple[Run, float]]:
-    """Advance up to `lanes` runs in turn, and start the next run whenever one ends.
-
-    Yields:
-        Each finished run and its cost in seconds. Time during which several runs proceed is divided equally among them.
-    """
-    queue = iter(runs)
-    seconds: dict[Run, float] = {}
-    mark = time.perf_counter()
-
-    def share() -> None:
-        nonlocal mark
-        now = time.perf_counter()
-        for run in seconds:
-            seconds[run] += (now - mark) / len(seconds)
-        mark = now
-
-    while True:
-        while len(seconds) < lanes:
-            share()
-            following = next(queue, None)
-            if following is None:
-                break
-            seconds[following] = 0.0
-        if not seconds:
-            return
-        ended = [run for run in seconds if not run.advance()]
-        for run in ended:
-            run.synchronize()
-            share()
-            yield run, seconds.pop(run)
-            mark = time.perf_counter()

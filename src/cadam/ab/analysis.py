@@ -212,7 +212,8 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
     reversals = []
     for description, rates in alternatives.items():
         if all(rates[name] == chosen[name].lr for name in names):
-            continue  # at the chosen rates, one seed could differ from the mean over seeds by chance alone
+            # One seed at the chosen rates can differ by chance from the mean over seeds, which decides the verdict.
+            continue
         values = _first_seed_values(results, rates)
         other = values[arm] - values[study.baseline]
         if other * difference < 0 and abs(other) > study.matters:

@@ -152,7 +152,7 @@ def are_identical(arm: Results, baseline: Results) -> bool:
 
 
 def deciding_intervals(seeds: Comparison, evidence: Evidence | None) -> dict[str, Interval]:
-    """Return the intervals of one difference that decide together, by the source of variation."""
+    """Return the intervals on which the verdict is based, by source of variation: seeds, users and time."""
     if evidence is None:
         return {"seeds": seeds.difference}
     intervals = {

@@ -1,4 +1,7 @@
-"""The recommendation of an A/B: the verdict, the effect in points, in ranked pairs and in log loss, and the rates."""
+"""The recommendation of an A/B: sentences about the verdict, the size of the effect, and the learning rates.
+
+The effect is stated in points of GAUC, as a number of correctly ranked pairs of events, and in log loss.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ class Findings:
     events: int
     """The number of measured events."""
     label: str = ""
-    """The name of the label, to describe events by."""
+    """The name of the label, which sentences about events mention."""
     has_user: bool = True
     """Whether GAUC compares events of the same user."""
     chance: float = 0.0
-    """The distance from 0.5 that random scores may give the GAUC."""
+    """The distance from 0.5 that the GAUC of random scores is likely to have."""
     missing_reason: str = ""
     """The reason why the interval over time is unknown."""
 
@@ -102,7 +105,7 @@ def _reasons(f: Findings) -> tuple[str, ...]:
 
 
 def _objection(f: Findings) -> str:
-    """Return why nothing should be recommended whatever the verdict, or an empty text."""
+    """Return the reason not to recommend any arm, whatever the verdict is, or an empty text."""
     gauc, arm, baseline = f.gauc, f.verdict.arm, f.verdict.baseline
     if max(gauc.mean, gauc.baseline_mean) <= 0.5 + f.chance:
         return (

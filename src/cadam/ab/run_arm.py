@@ -25,6 +25,7 @@ from ..online.data.events import Array
 from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
+from ..online.device import select_device
 from ..online.learner import Learner, Loss
 from ..online.metrics.gauc import user_auc
 from ..online.metrics.stream import as_clicks, measure
@@ -35,7 +36,7 @@ from .evidence import CHANCE_METRIC
 from .results import Outcome, RunSpec
 from .stream_cache import StreamCache
 
-METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
+METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalized_entropy", "calibration")
 BLOCK_METRICS = ("gauc_by_impressions", "auc", "log_loss")
 
 
@@ -117,7 +118,7 @@ def read_task(spec: RunSpec) -> Task:
     categories = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     is_per_event = settings["batch_size"] == 1 and schema.id is None
     size = CHUNK_SIZE if is_per_event else settings["batch_size"]
-    build, loss = model_builder(spec.model, schema, settings)
+    build, loss = model_builder(spec.model, schema, settings, select_device(settings.get("device")))
     # The hash of the data is part of the key, so that changed data are read again.
     source = _open_stream(spec.data, json.dumps(settings["schema"]), size, str(settings.get("data")))
     return Task(source, settings["events"], categories, build, loss)

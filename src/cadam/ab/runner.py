@@ -122,6 +122,7 @@ class StudyRunner:
         seeds: The number of seeds.
         cache: The results of earlier runs, to which new results are added.
         force: Whether to compute runs that the cache has.
+        workers: The largest number of runs at the same time; by default, one per processor.
         notify: Called with each event, in the process that called `run`.
     """
 
@@ -132,9 +133,11 @@ class StudyRunner:
         cache: RunCache,
         *,
         force: bool = False,
+        workers: int | None = None,
         notify: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
         self.study, self.seeds, self.cache, self.force, self.notify = study, seeds, cache, force, notify
+        self.workers = workers or count_cores()
         self.failures: dict[RunSpec, str] = {}
         """The tracebacks of failed runs."""
         self._found: dict[RunSpec, Result] = {}
@@ -157,7 +160,7 @@ class StudyRunner:
         Raises:
             NoLearningRateError: If an arm diverged at every learning rate.
         """
-        with _worker_pool() as pool:
+        with _worker_pool(self.workers) as pool:
             while True:
                 specs = run_specs(self.study, self.seeds, self.results)
                 new = [spec for spec in specs if spec not in self._found and spec not in self.failures]
@@ -166,7 +169,7 @@ class StudyRunner:
                 to_compute = [spec for spec in new if self.force or not self._load(spec)]
                 # Seed by seed, so that paired results are shown as early as possible.
                 to_compute.sort(key=lambda spec: spec.seed % TUNING_SEEDS)
-                if len(to_compute) > 1 and count_workers(self._seconds_left()) > 1:
+                if len(to_compute) > 1 and count_workers(self._seconds_left(), self.workers) > 1:
                     events = _compute_in(pool, to_compute, self.cache)
                 else:
                     events = (_compute_run(self.cache, spec) for spec in to_compute)
@@ -198,9 +201,9 @@ class StudyRunner:
         return SECONDS_PER_EVENT * (self.study.events or 0) * passes
 
 
-def count_workers(seconds: float) -> int:
+def count_workers(seconds: float, limit: int) -> int:
     """Return how many processes to use for work of this duration: one if starting others would not pay."""
-    return count_cores() if seconds > MIN_SECONDS_FOR_WORKERS else 1
+    return limit if seconds > MIN_SECONDS_FOR_WORKERS else 1
 
 
 def count_cores() -> int:
@@ -209,11 +212,11 @@ def count_cores() -> int:
 
 
 @contextmanager
-def _worker_pool() -> Iterator[ProcessPoolExecutor]:
+def _worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool whose workers start with the first run; leaving the context ends them and unfinished runs."""
     others = set(active_children())
     # Forked processes could inherit locked mutexes of torch's threads.
-    pool = ProcessPoolExecutor(count_cores(), mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         yield pool
     finally:

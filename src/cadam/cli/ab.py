@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import sys
 import time
 from collections import Counter
@@ -15,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from ..ab.report import palette
 from ..ab.report.as_json import summary_as_json
 from ..ab.report.console import report_problem, show_progress, summary_lines, wrap
 from ..ab.report.figures import study_figures, styled, svg
-from ..ab.report.page import Heading, Section, describe_cost, render_page
+from ..ab.report.page import Section, describe_cost, render_page
 from ..ab.report.scoreboard import Scoreboard
 from ..ab.run_arm import StreamParts
 from ..ab.runner import RunCache, StudyRunner
@@ -47,17 +45,18 @@ from ..online.models.model_file import OptimizerSpec
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
 from ..online.per_event import PerEventTraining
+from ..printable import printable, shell_word
 from ..statistics.learning_rates import NoLearningRateError
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import default_batch_size
-from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE, fail, stop_printing
+from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 from .writable_paths import check_file, check_folder
 
 FOLDER = Path("ab")
 """The folder in which each comparison has its own folder."""
 COUNT_INTERVAL = 10.0
 """Seconds between lines of progress while events are counted."""
-SHARED_OPTIONS = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden")
+SHARED_OPTIONS = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden", "device")
 """Options about data and model that `cadam run` shares."""
 SCOREBOARD_METRICS = {MAIN_METRIC: "GAUC", "log_loss": "log loss"}
 NOTES = (
@@ -97,8 +96,6 @@ class Comparison:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cadam ab` and return its exit code."""
-    if find_spec("matplotlib") is None:
-        return fail("ab", palette.NEEDS, NO_PACKAGE)
     # With --json, standard output has the JSON alone, so messages go to standard error. So does text of the model.
     messages = sys.stderr if options.json else sys.stdout
     try:
@@ -120,7 +117,8 @@ def run(options: argparse.Namespace) -> int:
         return fail("ab", error, FAILED)
     except (ValueError, OSError, AttributeError) as error:
         return fail("ab", error, USAGE)
-    runner = StudyRunner(comparison.study, comparison.seeds, RunCache(options.cache), force=options.force)
+    cache = RunCache(options.cache)
+    runner = StudyRunner(comparison.study, comparison.seeds, cache, force=options.force, workers=options.threads)
     summary = None
     try:
         with redirect_stdout(messages):
@@ -133,25 +131,22 @@ def run(options: argparse.Namespace) -> int:
         return fail("ab", explain_missing_gauc(comparison.study.data, comparison.schema.user), FAILED)
     numbers = as_json(comparison, runner, summary, output, options)
     with redirect_stdout(messages):
+        # The report is written before anything is printed, because the reader of the output may close it.
+        try:
+            size = 0 if summary is None else write_report(comparison, runner, summary, numbers, output)
+        except OSError as error:
+            advice = "the results are cached, and the same command writes the report"
+            return fail("ab", f"the report cannot be written: {error}; {advice}", FAILED)
         if not options.json:
-            _print_lines(["", *(_missing_lines(comparison, runner) if summary is None else summary_lines(summary))])
+            print("", *(_missing_lines(comparison, runner) if summary is None else summary_lines(summary)), sep="\n")
         if summary is not None:
-            size = write_report(comparison, runner, summary, numbers, output)
-            print(f"\nreport: {output} ({size / 1e6:.2f} MB)")
+            print(f"\nreport: {printable(output)} ({size / 1e6:.2f} MB)")
             if commands := numbers["run"]:
                 print(f"to learn with {' or '.join(commands)} from now on, at the best learning rate:")
                 print("\n".join(f"  {line}" for line in commands.values()))
     if options.json:
-        _print_lines([json.dumps(numbers, indent=1, allow_nan=False)])
+        print(json.dumps(numbers, indent=1, allow_nan=False))
     return code
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    """Print lines; a reader such as `head` may close the pipe before the last one."""
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        stop_printing()
 
 
 def compute(runner: StudyRunner, is_quiet: bool) -> int:
@@ -166,9 +161,9 @@ def compute(runner: StudyRunner, is_quiet: bool) -> int:
         else:
             with show_progress(study, seeds, board) as runner.notify:
                 runner.run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted: finished runs are cached, and the same command continues from there", file=sys.stderr)
-        return INTERRUPTED
+        return interrupt_code(error)
     return FAILED if runner.failures else DONE
 
 
@@ -219,7 +214,7 @@ def write_report(
         },
         notes=NOTES,
     )
-    page = render_page(Heading(comparison.title), [section]).encode()
+    page = render_page(comparison.title, section).encode()
     output.parent.mkdir(parents=True, exist_ok=True)
     schema_path = output.with_suffix(".schema.json")
     if not _has_schema(schema_path, comparison.schema):
@@ -305,6 +300,8 @@ def prepare(options: argparse.Namespace) -> Comparison:
             "schema": schema.settings(),
             **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
             "data": _digest(_data_files(uri)),
+            # Other devices add numbers in another order, so results on the CPU are not those on CUDA.
+            **({} if config.device is None or config.device.type == "cpu" else {"device": str(config.device)}),
         },
         matters=options.matters,
     )
@@ -394,7 +391,7 @@ def _count_events(source: Source, uri: str, schema: Schema, options: argparse.Na
             raise TooManyRejectedError(
                 f"{text}: {format_reasons(reasons)}; {first_reject}. {advice[:1].upper()}{advice[1:]}"
             )
-        print(f"{text} and are left out: {format_reasons(reasons)}; {first_reject}")
+        print(printable(f"{text} and are left out: {format_reasons(reasons)}; {first_reject}"))
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     sizes = {"batch_size": options.batch_size, "tuning_share": options.tuning_share, "blocks": options.blocks}
@@ -411,7 +408,7 @@ def resume_command(options: argparse.Namespace, uri: str) -> str:
     changed = [name for name in names if getattr(options, name) != parser.get_default(name)]
     for name in (*changed, "seeds", "cache", *(["output"] if options.output else [])):
         words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    return shlex.join(["cadam", "ab", *words])
+    return " ".join(["cadam ab", *map(shell_word, words)])
 
 
 def learning_commands(
@@ -427,11 +424,14 @@ def learning_commands(
     as_good = [each.verdict.arm for each in usable if each.action != ACTIONS["worse"]]
     rates = {name: rate for each in usable for name, rate in each.values["learning_rates_to_use"].items()}
     names = better or [*as_good, *([study.baseline] if usable else [])]
-    return {name: _run_command(options, study.data, name, rates[name]) for name in names}
+    # Several runs need several folders: a run does not resume from the checkpoint of another optimizer.
+    folder = f"runs/{run_config.short_name(study.data)}-" if len(names) > 1 else ""
+    folders = {name: folder and folder + re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names}
+    return {name: _run_command(options, study.data, name, rates[name], folders[name]) for name in names}
 
 
-def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: float) -> str:
-    """Return the `cadam run` command for the same data and model."""
+def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: float, folder: str) -> str:
+    """Return the `cadam run` command for the same data and model; an empty folder stands for the default."""
     is_own_model = options.model is not None and ":" in options.model
     values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS}
     if options.batch_size != default_batch_size(is_own_model):
@@ -440,12 +440,12 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
         values["max_rejected"] = options.max_rejected
     if optimizer != "CAdam":
         values["optimizer"] = optimizer
-    values["lr"] = f"{lr:g}"
+    values |= {"lr": f"{lr:g}", "checkpoint": folder or None}
     words = [options.place] if options.place is not None else ["--data", uri]
     for name, value in values.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(["cadam", "run", *words])
+    return " ".join(["cadam run", *map(shell_word, words)])
 
 
 def _data_files(uri: str) -> list[Path]:

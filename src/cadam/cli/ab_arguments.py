@@ -14,7 +14,7 @@ from .arguments import (
     positive_int,
     share,
 )
-from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, UNREAD, USAGE
+from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, TERMINATED, UNREAD, USAGE
 
 MAX_REJECTED = 0.01
 """The default of `--max-rejected`. A test compares it with that of `cadam run`."""
@@ -29,6 +29,7 @@ EXIT_CODES = {
     NO_PACKAGE: "a package is missing; nothing was computed",
     INTERRUPTED: "interrupted; the same command continues from there",
     UNREAD: "the reader of the output has closed it, as `| head` does; the same command continues from there",
+    TERMINATED: "stopped by SIGTERM; the same command continues from there",
 }
 """The exit codes of `cadam ab`."""
 
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(os.environ.get("CADAM_CACHE", "results/cache")),
         metavar="FOLDER",
         help="the folder of the results of runs (default: $CADAM_CACHE, or results/cache)",
+    )
+    add(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="runs at the same time, each with one thread; the results do not depend on it (default: all cores)",
     )
     add("--force", action="store_true", help="compute runs again that are in the cache")
     add("--json", action="store_true", help="print only the recommendation and all numbers, as JSON")

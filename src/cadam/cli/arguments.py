@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-METRIC_NAMES = ("auc", "gauc", "log_loss", "normalised_entropy", "calibration")
-"""Metrics that `--metrics` accepts. A test compares them with those of `cadam.online.metrics`."""
+from ..sources_and_metrics import METRICS, source_help
+
 MODEL_NAMES = ("linear", "fm", "deepfm", "dcn", "mlp")
 """Ready-made models. A test compares them with those of `cadam.online.models`."""
-BENCHMARK_SUITES = ("dense", "graphs", "sparse", "tables", "growth", "training")
-"""Suites of `cadam bench`. A test compares them with those of `cadam.cli.bench`."""
 
 RUN_DETAILS = """
 without any code:
@@ -28,16 +29,11 @@ with your own model:
   --model mod.py:build names a function without arguments that returns the model: a torch.nn.Module that is called
   with the features by name and returns one logit per event. SCHEMA in the same file, or --schema, describes an event:
     SCHEMA = Schema({"user": "hash:100000", "price": "number"}, label="click", id="event", user="user", time="at")
-  The file may also define loss(scores, labels). The default is the log loss.
+  The file may also define loss(scores, labels); then labels may be any numbers. The default is the log loss, which
+  needs labels from 0 to 1.
 
 the data:
-  PATH                            a file or folder; its name or its first bytes decide how it is read
-  parquet:PATH                    a Parquet file, or a folder of them
-  csv:PATH, jsonl:PATH            the lines of a file, which may be compressed as .gz; - is standard input
-  redis://HOST[:PORT]/STREAM      a Redis stream; ?db=N selects the database; rediss:// uses TLS
-  kafka://HOST[:PORT]/TOPIC       a Kafka topic of JSON messages; ?servers=HOST:PORT,... adds servers,
-                                  and other query fields are settings of librdkafka
-
+{sources}
 SIGTERM or SIGINT: the run finishes its batch, writes a checkpoint and exits with code 0. A second signal stops it
 at once.
 
@@ -49,17 +45,35 @@ exit codes:
   5    a package is missing; nothing was learned
   130  interrupted during startup, or interrupted twice; earlier checkpoints are kept
   141  the reader of the output has closed it; a checkpoint was written
+  143  SIGTERM during startup, or a second one; earlier checkpoints are kept
 """
+
+
+class StoreOnce(argparse.Action):
+    """Stores the value of an option, and refuses the option if it is given twice: the first would be lost silently."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store the value."""
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "is given twice")
+        setattr(namespace, self.dest, values)
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name the data and the roles of its columns."""
-    add = parser.add_argument
-    add("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet files, or a URI")
-    add("--data", metavar="URI", help="another way to give DATA")
+    add = partial(parser.add_argument, action=StoreOnce)
+    parser.add_argument("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet files, or a URI")
+    parser.add_argument("--data", metavar="URI", help="another way to give DATA")
     add("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
     add("--user", metavar="NAME", help="the column of the user, by which GAUC groups events")
-    add("--time", metavar="NAME", help="the column of the time; a format may follow, as in 'at:%%d/%%m/%%Y'")
+    add(
+        "--time",
+        action=StoreOnce,
+        metavar="NAME",
+        help="the column of the time; a format may follow, as in 'at:%%d/%%m/%%Y'",
+    )
     add("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
     add("--ignore", metavar="A,B", help="columns to leave out")
 
@@ -72,6 +86,33 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help=models)
     add("--width", type=int, metavar="N", help="width of the embeddings (default: 8)")
     add("--hidden", metavar="N,M", help="sizes of the hidden layers (default: one layer, by the number of inputs)")
+    # On a GPU a step of a small model takes as long as it takes to launch its kernels.
+    reason = "cpu, which is faster for small models and batches; your own model stays where FUNCTION puts it"
+    add_device_argument(parser, None, reason)
+
+
+def add_device_argument(parser: argparse.ArgumentParser, default: str | None, reason: str) -> None:
+    """Add `--device`.
+
+    Args:
+        parser: the parser of the command.
+        default: the device if the option is not given; None for the CPU, or where a user's own model is.
+        reason: what the help says about the default.
+    """
+    parser.add_argument(
+        "--device",
+        type=device_name,
+        default=default,
+        metavar="NAME",
+        help=f"cpu, cuda, cuda:N, or auto for CUDA where it is available (default: {reason})",
+    )
+
+
+def device_name(text: str) -> str:
+    """Check the name of a device, as an argparse type."""
+    if re.fullmatch(r"cpu|auto|cuda(:\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"must be cpu, cuda, cuda:N or auto, got {text!r}")
+    return text
 
 
 def add_max_rejected_argument(parser: argparse.ArgumentParser, default: float | None) -> None:
@@ -103,7 +144,7 @@ def default_batch_size(has_own_model: bool) -> int:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam run`."""
-    parser.epilog = RUN_DETAILS
+    parser.epilog = RUN_DETAILS.replace("{sources}", source_help())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_data_arguments(parser)
     add_model_arguments(parser)
@@ -123,6 +164,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)")
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)")
+    add(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="threads of torch; the number can change the last bits of the weights (default: 1, or all cores for a "
+        "large model)",
+    )
     add("--follow", action="store_true", help="wait for more events at the end of the data")
     add(
         "--patience",
@@ -161,7 +209,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics",
         metavar="A,B",
-        help="metrics beside the log loss, over windows, decayed and over the whole stream: " + ", ".join(METRIC_NAMES),
+        help="metrics beside the log loss, over windows, decayed and over the whole stream: " + ", ".join(METRICS),
     )
     add("--window", type=int, default=10_000, metavar="N", help="events per window (default: 10000)")
     add(
@@ -176,7 +224,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="FILE",
-        help="start from a model and optimizer written with torch.save; repeat the option for several files",
+        help="start from a checkpoint, or from files written with torch.save (repeat the option for each)",
     )
     add("--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there")
     add("--prometheus", type=Path, metavar="FILE", help="write Prometheus metrics there every 10 seconds")
@@ -207,23 +255,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running")
     add("output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it")
-    add("--model", metavar="FILE:FUNCTION", help="the function that builds the model, if its file has moved")
+    add("--model", metavar="FILE:FUNCTION", help="the function that builds the model, needed if the model is your own")
     add("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
-
-
-def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `cadam bench`."""
-    add = parser.add_argument
-    add(
-        "suites",
-        nargs="*",
-        metavar="SUITE",
-        help=f"any of {', '.join(BENCHMARK_SUITES)} (default: all; graphs runs on CUDA only)",
-    )
-    add("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device, else cpu")
-    add("--quick", action="store_true", help="run smaller and fewer cases: one or two minutes instead of about five")
-    add("--json", metavar="PATH", help="also write the results to this file")
-    add("--plot", metavar="PATH", help="draw the results (needs matplotlib)")
+    add_device_argument(parser, "cpu", "cpu, whichever device the model was trained on")
 
 
 def positive_int(text: str) -> int:

@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pkgutil import resolve_name
 
 ENTRY_POINTS = "cadam.commands"
@@ -36,6 +37,14 @@ class Command:
     """`MODULE:FUNCTION` of the function that adds the arguments to the command's `ArgumentParser`."""
     implementation: str
     """`MODULE:FUNCTION` of the function that takes the parsed options and returns the exit code."""
+    packages: tuple[str, ...] = ()
+    """Packages of the extra `online` without which the command cannot run."""
+
+    @property
+    def advice(self) -> str:
+        """The packages to install before the command can run, as advice; empty if it can run."""
+        missing = [package for package in self.packages if find_spec(package) is None]
+        return f"needs {' and '.join(missing)}: in a clone of the project, pip install '.[online]'" if missing else ""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the arguments of this command to its parser."""
@@ -55,12 +64,14 @@ COMMANDS = (
         "Compare optimizers on your own stream: paired runs, a confidence sequence and a verdict.",
         "cadam.cli.ab_arguments:add_arguments",
         "cadam.cli.ab:run",
+        ("matplotlib", "jinja2"),
     ),
     Command(
         "run",
         "Learn from a stream: predict, join the labels, learn and save checkpoints. Resumes by itself.",
         "cadam.cli.arguments:add_run_arguments",
         "cadam.cli.run:run",
+        ("safetensors",),
     ),
     Command(
         "schema",
@@ -73,12 +84,7 @@ COMMANDS = (
         "Export the model of a run's checkpoint with torch.export, its weights as .pt, and its schema.",
         "cadam.cli.arguments:add_export_arguments",
         "cadam.cli.export:run",
-    ),
-    Command(
-        "bench",
-        "Measure how fast optimizer steps are, compared with other optimizers and with the memory bandwidth.",
-        "cadam.cli.arguments:add_bench_arguments",
-        "cadam.cli.bench:run",
+        ("safetensors",),
     ),
 )
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import select
 import sys
 from collections.abc import Collection
 
 from .. import __version__
+from ..printable import printable
 from .commands import PAPER_COMMANDS, AddCommands, Command, available_commands
-from .exit_codes import INTERRUPTED, NO_PACKAGE, UNREAD, fail, stop_printing
+from .exit_codes import (
+    DONE,
+    FAILED,
+    NO_PACKAGE,
+    UNREAD,
+    USAGE,
+    fail,
+    interrupt_code,
+    is_stdout_closed,
+    prepare_output,
+    raise_on_sigterm,
+    stop_printing,
+)
 
 
 def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()) -> int:
@@ -22,7 +34,23 @@ def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()
     Returns:
         The exit code.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    prepare_output()
+    with raise_on_sigterm():
+        try:
+            code = _run_command(sys.argv[1:] if arguments is None else arguments, extra)
+        except BrokenPipeError:
+            if not is_stdout_closed():
+                raise
+            code = UNREAD
+        except KeyboardInterrupt as error:  # commands that save their progress handle the interrupt themselves
+            code = _report_interrupt(error, "before it was done")
+        except SystemExit as end:  # argparse has printed the help or an error
+            end.code = _flush_output(USAGE if end.code else DONE)
+            raise
+    return _flush_output(code)
+
+
+def _run_command(arguments: list[str], extra: tuple[AddCommands, ...]) -> int:
     # The options before a command take no value, so the first word without a dash is the command.
     name = next((word for word in arguments if not word.startswith("-")), "")
     try:
@@ -32,19 +60,27 @@ def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()
             return fail(name, f"this command belongs to cadam-paper, which is not installed. {advice}", NO_PACKAGE)
         parser = build_parser(commands, with_arguments=[name])
         options, unknown = parser.parse_known_args(arguments)
-    except KeyboardInterrupt:
-        return _report_interrupt("before anything was done")
+    except KeyboardInterrupt as error:
+        return _report_interrupt(error, "before anything was done")
     if unknown:  # reported by the command's own parser, which shows the usage of the command
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    command = commands[options.command]
+    if command.advice:
+        return fail(command.name, command.advice, NO_PACKAGE)
+    return command.run(options)
+
+
+def _flush_output(code: int) -> int:
+    """Write buffered output, and return the exit code: that of the command, or of output that cannot be written."""
     try:
-        return commands[options.command].run(options)
-    except BrokenPipeError:
-        if not _is_stdout_closed():
-            raise
+        sys.stdout.flush()
+    except OSError as error:
         stop_printing()
-        return UNREAD
-    except KeyboardInterrupt:  # commands that save their progress handle the interrupt themselves
-        return _report_interrupt("before it was done")
+        if isinstance(error, BrokenPipeError):
+            return UNREAD
+        print(printable(f"cadam: standard output cannot be written: {error}"), file=sys.stderr)
+        return code or FAILED
+    return code
 
 
 def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) -> argparse.ArgumentParser:
@@ -62,27 +98,17 @@ def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) 
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
-        subparser = subparsers.add_parser(name, help=command.summary, description=command.summary)
+        summary = f"({command.advice}) {command.summary}" if command.advice else command.summary
+        subparser = subparsers.add_parser(name, help=summary, description=command.summary)
         subparser.set_defaults(parser=subparser)
         if name in with_arguments:
             command.add_arguments(subparser)
     return parser
 
 
-def _report_interrupt(when: str) -> int:
+def _report_interrupt(error: KeyboardInterrupt, when: str) -> int:
     print(f"cadam: interrupted {when}", file=sys.stderr)
-    return INTERRUPTED
-
-
-def _is_stdout_closed() -> bool:
-    """Whether standard output is a pipe that its reader has closed."""
-    try:
-        number = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return False  # stdout was replaced by an object without a file descriptor
-    poll = select.poll()
-    poll.register(number, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    return interrupt_code(error)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import logging
 import math
 import pickle
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..checkpoint_files import DamagedCheckpointError
+from ..checkpoint_files import DamagedCheckpointError, check_like, expect_valid_content
 from ..online import run_config
 from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
@@ -30,8 +30,7 @@ from ..online.data.validation import check_columns
 from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.metrics.metric import Metric
-from ..online.metrics.registry import METRICS
-from ..online.metrics.stream import StreamMetrics
+from ..online.metrics.stream import METRICS, StreamMetrics
 from ..online.models.model_file import LOG_LOSS, OptimizerSpec, UsageError
 from ..online.monitoring.baseline_check import BaselineCheck
 from ..online.monitoring.console import Console
@@ -42,12 +41,15 @@ from ..online.monitoring.status_page import StatusPage
 from ..online.monitoring.tensorboard import TensorBoard
 from ..online.per_event import CHUNK_SIZE
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
+from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.warm_start import with_options
 from ..online.stop_signals import stop_on_signals
+from ..online.training_step import ModelOutputError, default_threads
+from ..printable import printable, shell_word
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
 from .arguments import default_batch_size
-from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE, fail
+from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 
 logger = logging.getLogger("cadam.online")
 
@@ -87,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
         job = prepare(options)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         return fail("run", error, NO_PACKAGE if isinstance(error, ImportError) else USAGE)
-    except KeyboardInterrupt:
-        return fail("run", "interrupted before anything was done", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return fail("run", "interrupted before anything was done", interrupt_code(error))
     learner = job.learner
     try:
         with stop_on_signals(learner):
@@ -100,12 +102,13 @@ def run(options: argparse.Namespace) -> int:
             learner.run(source, events=options.events)
     except UsageError as error:
         return fail("run", error, USAGE)
-    except KeyboardInterrupt:
-        return fail("run", f"interrupted at {learner.events:,} events; earlier checkpoints are kept", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        message = f"interrupted at {learner.events:,} events; earlier checkpoints are kept"
+        return fail("run", message, interrupt_code(error))
     except BrokenPipeError:  # the reader of the console has closed it
         learner.save()
         raise
-    except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
+    except (FloatingPointError, DamagedCheckpointError, ModelOutputError, RuntimeError, ValueError, OSError) as error:
         return fail("run", f"failed at {learner.events:,} events: {error}", FAILED)
     finally:
         learner.close()
@@ -140,17 +143,20 @@ def prepare(options: argparse.Namespace) -> Job:
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics else config.schema
-    if any("gauc" in metric.kinds for metric in metrics) and schema.user is None:
-        raise UsageError("--metrics gauc: the schema names no user")
+    needs_users = [kind for metric in metrics for kind in metric.kinds if METRICS[kind].needs_users]
+    if needs_users and schema.user is None:
+        raise UsageError(f"--metrics {needs_users[0]}: the schema names no user")
     # Per-event training reads many events at once: the compiled loop then learns from them one by one.
     read_size = CHUNK_SIZE if batch_size == 1 and options.horizon == math.inf else batch_size
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(uri, schema, batch_size=read_size, follow=options.follow, patience=patience)
-    check_columns(source, schema)
+    check_columns(source, schema, is_resumed=bool(list_checkpoints(checkpoint)))
 
     torch.manual_seed(options.seed)
     model = config.build_model()
-    reject_limit, baseline_check = RejectLimit(options.max_rejected, options.follow), BaselineCheck()
+    torch.set_num_threads(options.threads or default_threads(model, batch_size))
+    left_out = [name for name, reason in config.left_out(checkpoint).items() if reason != "--ignore"]
+    reject_limit, baseline_check = RejectLimit(options.max_rejected, options.follow), BaselineCheck(left_out)
     learner = Learner(
         model,
         optimizer.build(model, lr),
@@ -163,7 +169,9 @@ def prepare(options: argparse.Namespace) -> Job:
         rejected=options.rejected,
         reports=[*_reports(options), reject_limit, baseline_check],
     )
-    if batch_size == 1:
+    if config.device is not None:
+        logger.info("the model is on %s", config.device)
+    if batch_size == 1 or ": " in learner.training_mode:  # a colon precedes the reason why compiled code is not used
         logger.info("learning: %s", learner.training_mode)
     return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
 
@@ -209,7 +217,7 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
     if options.prometheus:
         reports.append(PrometheusFile(options.prometheus))
     if options.status:
-        reports.append(StatusPage(options.status, f"cadam run: {options.data or options.place}"))
+        reports.append(StatusPage(options.status, printable(f"cadam run: {options.data or options.place}")))
     return reports
 
 
@@ -232,9 +240,9 @@ def restore(job: Job) -> None:
     warm_start_files = ", ".join(map(str, options.warm_start or ()))
     if newest is not None:
         path, state = newest
-        _check_metrics(state["metrics"][1:], job)
-        optimizer_state = with_options(state["optimizer"], {"lr": job.lr, **job.optimizer.options})
-        with _checkpoint_errors(job, compare_config=True):
+        with _checkpoint_errors(job, compare_config=True), expect_valid_content(path):
+            _check_metrics(state["metrics"][1:], job)
+            optimizer_state = with_options(state["optimizer"], {"lr": job.lr, **job.optimizer.options})
             learner.load_state_dict({**state, "optimizer": optimizer_state})
         learner.resumed = True
         if warm_start_files:
@@ -267,6 +275,8 @@ class _RestoredSource(LimitedSource):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with _checkpoint_errors(self.job):
             super().load_state_dict(state)
+            if self.rest is not None and self.rest.events is not None:
+                check_like(self.rest.events.features, dict.fromkeys(self.job.schema.features, np.empty(0)), "rest")
         self.job.config.write(self.job.checkpoint)
 
 
@@ -279,7 +289,9 @@ def _checkpoint_errors(job: Job, compare_config: bool = False) -> Iterator[None]
     """
     try:
         yield
-    except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
+    except (UsageError, DamagedCheckpointError):
+        raise
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
         difference = job.config.describe_difference(job.checkpoint) if compare_config else ""
         reasons = [difference] if difference else []
         if not difference or job.config.has_own_model:
@@ -355,7 +367,7 @@ def finish(job: Job, has_new_events: bool) -> int:
         return _fail_by_rejections(job, f"stopped: {job.reject_limit.stop_reason}; {advice}")
     if not options.quiet:
         _print_summary(job)
-    return _check_rejected_share(job)
+    return _check_reject_file(learner, _check_rejected_share(job))
 
 
 def _delete_checkpoints(learner: Learner) -> None:
@@ -391,10 +403,24 @@ def _fail_by_rejections(job: Job, message: str) -> int:
     """Print a message about rejected events, their reasons and what to do about them; return the exit code."""
     learner = job.learner
     reasons = format_reasons(learner.rejections.reasons)
-    file = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
+    file = "" if learner.reject_file is None else f". {_written_rejects(learner)} are in {learner.reject_file.path}"
     code = fail("run", f"{message}. Reasons: {reasons}{file}", FAILED)
-    print(f"what to do: {suggest_fix(learner.rejections.reasons, job.schema)}", file=sys.stderr)
+    print(printable(f"what to do: {suggest_fix(learner.rejections.reasons, job.schema)}"), file=sys.stderr)
     return code
+
+
+def _written_rejects(learner: Learner) -> str:
+    """Describe how many of the rejected events are in the reject file: all, unless the disk was full."""
+    lost = 0 if learner.reject_file is None else learner.reject_file.lost
+    return f"All but {lost:,}" if lost else "All"
+
+
+def _check_reject_file(learner: Learner, code: int) -> int:
+    """Return FAILED, with a message, if this run could not write rejected events to their file; else `code`."""
+    file = learner.reject_file
+    if file is None or not (lost := file.lost - file.lost_at_start):
+        return code
+    return fail("run", f"{lost:,} of {learner.rejected:,} rejected events could not be written to {file.path}", FAILED)
 
 
 def _print_summary(job: Job) -> None:
@@ -403,9 +429,10 @@ def _print_summary(job: Job) -> None:
     if learner.training.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
         print(f"warning: {warning}", file=sys.stderr)
     end = "the stream has ended" if job.options.events is None else "done"
+    is_saved = learner.checkpoints is not None and learner.checkpoints.files()
     print(
         f"{'stopped' if learner.stopped else end} at {learner.events:,} events{_unlearned_events(job)}; "
-        f"the checkpoint is in {job.checkpoint}",
+        + (f"the checkpoint is in {printable(job.checkpoint)}" if is_saved else "there is nothing to save yet"),
         file=sys.stderr,
     )
 
@@ -434,7 +461,7 @@ def _check_rejected_share(job: Job) -> int:
     schema = f"the schema is {options.schema or job.checkpoint / run_config.SCHEMA_FILE}; "
     print(
         f"{'' if job.config.has_own_model else schema}once schema or data are fixed, remove the checkpoints "
-        f"(rm {shlex.quote(str(job.checkpoint))}/checkpoint-*): the same command then reads everything again",
+        f"(rm {shell_word(job.checkpoint)}/checkpoint-*): the same command then reads everything again",
         file=sys.stderr,
     )
     return code

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from ..online import run_config
+from ..printable import printable, shell_word
 from . import writable_paths
-from .exit_codes import DONE, NO_PACKAGE, USAGE, fail
+from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,7 +24,10 @@ def run(options: argparse.Namespace) -> int:
         advice = "Name another --output, or replace the file with --force"
         error_text = f"{options.output} exists and differs from the inferred schema, so it was not changed. {advice}"
         return fail("schema", error_text, USAGE)
-    inferred.schema.write(options.output, ignored=inferred.ignored())
-    data, schema = shlex.quote(options.place or options.data), shlex.quote(str(options.output))
-    print(f"The schema was written to {options.output}. Edit it if needed, then: cadam run {data} --schema {schema}")
+    try:
+        inferred.schema.write(options.output, ignored=inferred.ignored())
+    except OSError as error:
+        return fail("schema", f"{options.output} cannot be written: {error}", FAILED)
+    command = f"cadam run {shell_word(options.place or options.data)} --schema {shell_word(options.output)}"
+    print(f"The schema was written to {printable(options.output)}. Edit it if needed, then: {command}")
     return DONE

@@ -5,5 +5,5 @@
                        |---foreach_fusion--> instructions for torch's foreach operations
 
 Nothing here imports torch, numpy or Triton: the environment that builds the package has none of them.
-``python -m cadam.codegen show adam`` prints the kernels of a rule.
+``python tools/show_kernels.py adam`` prints the kernels of a rule.
 """

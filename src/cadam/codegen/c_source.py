@@ -26,9 +26,6 @@ from ..rules import RULES, Rule
 from .kernel_spec import KernelSpec, kernel_specs, source_lines
 from .trace import Op
 
-MAX_QUANTIZED_BUFFERS = 2
-"""The number of quantized buffers that the loops support; native/src/cadam.h has the same constant."""
-
 TEMPLATES = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -93,25 +90,11 @@ def _function_head(name: str, spec: KernelSpec, ops: Iterable[Op], last_argument
     ]
 
 
-def dense_storages(spec: KernelSpec) -> list[str]:
-    """Return the quantized storages of moments that have kernels, with one second moment per element."""
-    return ["bfloat16", "int8"] if spec.is_quantizable else []
-
-
-def row_storages(spec: KernelSpec) -> list[str]:
-    """Return the storages of first moments that have kernels with one second moment per row."""
-    if spec.with_row_second_moments is None:
-        return []
-    kinds = [spec.rule.moments.get(buffer) for buffer in spec.buffers]
-    can_quantize = "maximum" not in kinds and kinds.count("signed") <= MAX_QUANTIZED_BUFFERS
-    return list(STORAGES) if can_quantize else ["float32"]
-
-
 def _storage_entries(spec: KernelSpec) -> Iterator[str]:
     """Return the entries of a specification in the macro STORED_RULES, one for each kernel with another storage."""
     for is_by_row, element_spec, storages in (
-        (0, spec, dense_storages(spec)),
-        (1, spec.with_row_second_moments, row_storages(spec)),
+        (0, spec, spec.quantized_storages),
+        (1, spec.with_row_second_moments, spec.row_storages),
     ):
         if element_spec is None:
             continue
@@ -130,7 +113,7 @@ def header(rules: Iterable[Rule] = RULES.values()) -> str:
     """Return the text of rules.h with the kernels of these rules, by default those of the package."""
     specs = kernel_specs(rules)
     listed = [
-        f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(dense_storages(s))}, {len(row_storages(s))})"
+        f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(s.quantized_storages)}, {len(s.row_storages)})"
         for s in specs
     ]
     stored = [entry for s in specs for entry in _storage_entries(s)]

@@ -19,6 +19,9 @@ from ..rules.defaults import defaults
 from ..rules.update import ScalarFunctions, Update
 from .trace import Op, Program, Value, record
 
+MAX_QUANTIZED_BUFFERS = 2
+"""The number of quantized buffers that the C library supports; native/src/cadam.h has the same constant."""
+
 
 @dataclass(frozen=True)
 class KernelSpec:
@@ -85,10 +88,23 @@ class KernelSpec:
         return tuple(name for name in self.coefficients if name not in shared) if self.row_steps else ()
 
     @property
-    def is_quantizable(self) -> bool:
-        """Whether the C library can quantize the buffers: one or two, each a first or a second moment."""
+    def quantized_storages(self) -> list[str]:
+        """The quantized storages for which the C library has kernels, with one second moment per element.
+
+        It has them for one or two buffers, each a first or a second moment.
+        """
         kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
-        return len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"}
+        is_quantizable = len(kinds) in (1, MAX_QUANTIZED_BUFFERS) and set(kinds) <= {"signed", "positive"}
+        return ["bfloat16", "int8"] if is_quantizable else []
+
+    @property
+    def row_storages(self) -> list[str]:
+        """The storages of first moments for which the C library has kernels with one second moment per row."""
+        if self.with_row_second_moments is None:
+            return []
+        kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
+        can_quantize = "maximum" not in kinds and kinds.count("signed") <= MAX_QUANTIZED_BUFFERS
+        return ["float32", "bfloat16", "int8"] if can_quantize else ["float32"]
 
     @property
     def with_row_second_moments(self) -> KernelSpec | None:

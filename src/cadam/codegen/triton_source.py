@@ -1,9 +1,9 @@
 """Generation of Triton kernels from rules, when they are first used.
 
 Input: kernel specifications. Output: the text of a Python module with, for each of them, an element function and the
-kernels `_dense`, `_rows` and `_seams` around it (`PREFACE` describes them). Generating the text does not need Triton.
-Triton finds a compiled kernel in its cache on disk by source and line number, so a second process compiles nothing.
-The element function of SGD without momentum::
+kernels `_dense`, `_rows` and `_spanning_rows` around it (`PREFACE` describes them). Generating the text does not need
+Triton. Triton finds a compiled kernel in its cache on disk by source and line number, so a second process compiles
+nothing. The element function of SGD without momentum::
 
     @triton.jit
     def sgdm_without_momentum_buffer(
@@ -49,7 +49,7 @@ TEMPLATES = {
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
     "mask": "masked({0}, c_threshold, {1})",
-    "mean_square": "mean_square({0}, there, width)",
+    "mean_square": "mean_square({0}, exists, width)",
     "pow": "power({0}, {1})",
     "positive": "positive({0})",
 }
@@ -63,298 +63,252 @@ option of the rule is a coefficient: without weight decay, `l2` is 0 and `shrink
 is NaN, which masks nothing.
 
 - `_dense`: updates blocks of whole tensors. Each tensor has a row in `table`: addresses of parameter and counters,
-  number of elements, first block, addresses of buffers and scales, and the seed of quantized moments. The addresses of
-  the gradients are in `grads`.
+  number of elements, first block, addresses of buffers and scales, and the seed of stochastic rounding. The addresses
+  of the gradients are in `grads`.
 - `_rows`: updates the rows of a table that a sparse gradient contains. Row numbers are sorted and cut into tiles; rows
-  whose entries are all in one tile are updated. `CODES`, `SCALES` and `SHARED` are the strides between two rows in
-  quantized buffers, in their scales and in buffers with one value per row.
-- `_seams`: updates the rows whose entries continue in the next tile. There are none if all ids are distinct.
+  whose entries are all in one tile are updated. `QUANTIZED_STRIDE`, `SCALES_STRIDE` and `ROW_MOMENT_STRIDE` are the
+  strides between two rows in quantized buffers, in their scales and in buffers with one value per row.
+- `_spanning_rows`: updates the rows whose entries continue in the next tile. There are none if all ids are distinct.
 """
 
 import triton
 import triton.language as tl
 
 from cadam.engines.cuda.device_functions import (
+    add_counts,
+    add_weight_decay,
+    advance_row_steps,
     agreement,
-    by_four,
-    chosen,
-    coefficients_of,
-    columns_in_parts,
-    columns_of,
-    count,
-    count_distinct,
-    decayed,
-    decode,
+    align_to_four,
+    approximate_divide,
+    approximate_sqrt,
+    block_pointers,
+    block_scale_pointers,
+    count_distinct_ids,
+    count_seen,
+    dequantize,
     divide,
-    divide_roughly,
-    fetch,
-    half,
-    half_between,
-    let_next_begin,
-    look,
+    element_at,
+    launch_dependents,
+    load,
+    load_keys,
     masked,
     maximum,
     mean_square,
-    moved,
     noise_at,
+    noise_half,
     noise_key,
-    proceed,
-    put,
-    put_coded,
-    put_rounded,
+    program_columns,
+    quantized_block_pointers,
     reciprocal,
-    replaced,
-    round_up_or_down,
+    round_stochastically,
     scaled,
-    scales_of,
-    see,
     shared_noise,
+    shifted_noise_half,
+    should_update,
     sign,
     sqrt,
-    sqrt_roughly,
-    stretch,
+    store,
+    store_bfloat16,
+    store_int8,
+    subtract_step,
     sum_duplicates,
     sum_over_tiles,
-    wait_for_last,
-    words,
+    tile_columns,
+    wait_for_previous_kernel,
+    with_element,
 )
 '''
 
-MOVE = '''\
+UPDATE = '''\
 @triton.jit
-def {name}_fetch(p_, {buffers_}mask, rows, WHOLE: tl.constexpr):
+def {name}_load(p_, {buffers_}mask, rows, WHOLE: tl.constexpr):
     """Load elements and their buffers in their storage format. `rows` marks the rows with an element in `mask`."""
-    p = fetch(p_, mask, WHOLE)
-{fetches}    return p, {buffers}
+    p = load(p_, mask, WHOLE)
+{buffer_loads}    return p, {buffers}
 
 
 @triton.jit
-def {name}_move(
+def {name}_update(
     p, {buffers}{scales}g, p_, {buffers_}
 {coefficients}
-    start, word, column, key, mask, rows, there, width,
+    start, first_pair, column, key, mask, rows, exists, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
     """Update elements that were loaded from these addresses; return which are aligned, and the new scales.
 
-    The elements are at the columns `column` from `start` on, and `word` is the index of their random bits. `there`
-    marks the elements that the row or block really has, over which shared scales and means are computed.
+    The elements are at the columns `column` from `start` on, and `first_pair` is the index of their random bits.
+    `exists` marks the elements that the row or block really has, over which shared scales and means are computed.
     """
     p = p.to(WORK)
-{decoded}    p, {buffers}alignment = {name}(
+{dequantized}    p, {buffers}alignment = {name}(
         p, g, {buffers}
-{coefficients}{of_rows}
+{coefficients}{row_arguments}
     )
     if STOCHASTIC:
-        p = round_up_or_down(p, noise_at(key, start + column + {apart}, start + {apart}) & 0xFFFF)
-    put(p_, p, mask, WHOLE)
-{noise}{puts}    aligned = (alignment > 0) if WHOLE else (alignment > 0) & mask
+        index = start + {param_noise_offset}
+        p = round_stochastically(p, noise_at(key, index + column, index) & 0xFFFF)
+    store(p_, p, mask, WHOLE)
+{draw_noise}{stores}    aligned = (alignment > 0) if WHOLE else (alignment > 0) & mask
     return aligned, {new_scales}
 '''
 
 DENSE = """\
-@triton.jit(do_not_specialize=["only", "seed"])
+@triton.jit(do_not_specialize=["tensor_number"])
 def {name}_dense(
-    table,
-    grads,
-    coefficients,
-    stride,
-    owners,
-    only,
-    found_inf,
-    seed,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    WORK: tl.constexpr,
-    ALONE: tl.constexpr,
-    COUNT: tl.constexpr,
-    GUARD: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    CHUNK: tl.constexpr,
+    table, grads, coefficients, stride, owners, tensor_number, found_inf, PARAM: tl.constexpr,
+    GRAD: tl.constexpr, STATE: tl.constexpr, WORK: tl.constexpr, SINGLE_TENSOR: tl.constexpr, COUNT: tl.constexpr,
+    GUARD: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CHUNK: tl.constexpr,
 ):
-    if proceed(found_inf, GUARD):
+    if should_update(found_inf, GUARD):
         block = tl.program_id(0)
-        i = only if ALONE else tl.load(owners + block)
-        row = table + i * {row}
+        i = tensor_number if SINGLE_TENSOR else tl.load(owners + block)
+        row = table + i * {row_length}
         p = tl.load(row)
         n = tl.load(row + 2)
         g = tl.load(grads + i)
 {addresses}{scale_addresses}        c = coefficients + i * stride
-{loads_dense}        key = noise_key({seed}, tl.load(c))
+{loads_dense}        key = noise_key(tl.load(row + {seed_column}), tl.load(c))
         first = (block - tl.load(row + 3)) * CHUNK
         gap = (tl.num_programs(0) - 1).to(tl.int64) * CHUNK
         agree = 0
-{vector}        if (first + BLOCK + (BLOCK // CHUNK - 1) * gap <= n) & ((({together}) & 15) == 0):
-{all_scales}            start = first
+{agree_start}        if (first + BLOCK + (BLOCK // CHUNK - 1) * gap <= n) & ((({all_addresses}) & 15) == 0):
+{load_all_scales}            start = first
             for k in range(0, BLOCK, UNIT):
-                p_ = stretch(p, start, PARAM, True, UNIT)
-{whole}{whole_scales}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
-                param, {values}= {name}_fetch(p_, {buffers_}None, None, True)
-                aligned, {new_scales}= {name}_move(
+                p_ = block_pointers(p, start, PARAM, True, UNIT)
+{whole_pointers}{scale_of}                grad = load(block_pointers(g, start, GRAD, True, UNIT), None, True).to(WORK)
+                param, {values}= {name}_load(p_, {buffers_}None, None, True)
+                aligned, {new_scales}= {name}_update(
                     param, {values}{values_of_scales}grad, p_, {buffers_}
-{given}
-                    start{far},
-                    ((start & 0xFFFFFFFF) // 2).to(tl.uint32),
-                    tl.arange(0, UNIT),
-                    key,
-                    None,
-                    None,
-                    None,
-                    UNIT,
-                    True,
-                    WORK,
-                    STOCHASTIC,
+{dense_coefficients}
+                    start, ((start & 0xFFFFFFFF) // 2).to(tl.uint32), tl.arange(0, UNIT), key,
+                    None, None, None, UNIT, True, WORK, STOCHASTIC,
                 )
 {keep_scales}                start += UNIT if CHUNK == BLOCK else tl.where((k + UNIT) % CHUNK == 0, gap + UNIT, UNIT)
-{agree}{put_scales}        else:
+{add_agreement}{store_all_scales}        else:
             for k in range(0, UNIT if UNIT == BLOCK else tl.minimum(n - first, BLOCK).to(tl.int32), UNIT):
                 start = first + k + k // CHUNK * gap
                 mask = tl.arange(0, UNIT) < tl.minimum(n - start, UNIT).to(tl.int32)
-                p_ = stretch(p, start, PARAM, False, UNIT)
-{masked}                grad = fetch(stretch(g, start, GRAD, False, UNIT), mask, False).to(WORK)
-                param, {values}= {name}_fetch(p_, {buffers_}mask, start < n, False)
-{masked_scales}                aligned, {new_scales}= {name}_move(
+                p_ = block_pointers(p, start, PARAM, False, UNIT)
+{masked_pointers}                grad = load(block_pointers(g, start, GRAD, False, UNIT), mask, False).to(WORK)
+                param, {values}= {name}_load(p_, {buffers_}mask, start < n, False)
+{load_masked_scales}                aligned, {new_scales}= {name}_update(
                     param, {values}{values_of_scales}grad, p_, {buffers_}
-{given}
-                    start{far},
-                    ((start & 0xFFFFFFFF) // 2).to(tl.uint32),
-                    tl.arange(0, UNIT),
-                    key,
-                    mask,
-                    start < n,
-                    mask,
-                    UNIT,
-                    False,
-                    WORK,
-                    STOCHASTIC,
+{dense_coefficients}
+                    start, ((start & 0xFFFFFFFF) // 2).to(tl.uint32), tl.arange(0, UNIT), key,
+                    mask, start < n, mask, UNIT, False, WORK, STOCHASTIC,
                 )
-{masked_put}                agree += tl.sum(aligned.to(tl.int32), 0)
+{store_masked_scales}                agree += tl.sum(aligned.to(tl.int32), 0)
         if COUNT:
             counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
-            count(counts, agree, tl.where(first == 0, n, 0))
-            see(counts, first == 0, n)
+            add_counts(counts, agree, tl.where(first == 0, n, 0))
+            count_seen(counts, first == 0, n)
 """
 
-ROWS = """\
+ROW_ARGUMENTS = """\
+    coefficients, counts, found_inf, seed, n, rows, width, WORK: tl.constexpr,
+"""
+
+ROW_CONSTANTS = """\
+    EARLY: tl.constexpr, COUNT: tl.constexpr, GUARD: tl.constexpr, STOCHASTIC: tl.constexpr, TILE: tl.constexpr,
+    COLUMNS: tl.constexpr, EVEN: tl.constexpr, QUANTIZED_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    ROW_MOMENT_STRIDE: tl.constexpr, ALIGNED_BY_FOUR: tl.constexpr,
+"""
+
+LOAD_ROWS = """\
+        first = row * width
+        index = first + column
+        p_ = p + index
+{row_pointers}{row_scale_pointers}        param, {values}= {name}_load(p_, {buffers_}mask, complete, False)
+{load_row_scales}"""
+
+UPDATE_ROWS = """\
+{loads}            aligned, {new_scales}= {name}_update(
+                param, {values}{values_of_scales}g, p_, {buffers_}
+{row_coefficients}
+                first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, exists, width,
+                False, WORK, STOCHASTIC,
+            )
+{store_row_scales}"""
+
+ROWS = (
+    """\
 @triton.jit(do_not_specialize=["n", "rows", "seed"])
 def {name}_rows(
     p,
-{pointers}{scale_pointers}{row_step_pointers}    values,
-    keys,
-    order,
-    sources,
-    error,
-    partials,
-    coefficients,
-    counts,
-    found_inf,
-    seed,
-    n,
-    rows,
-    width,
-    WORK: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    IN_BAGS: tl.constexpr,
-    EARLY: tl.constexpr,
-    COUNT: tl.constexpr,
-    GUARD: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODES: tl.constexpr,
-    SCALES: tl.constexpr,
-    SHARED: tl.constexpr,
-    BY_FOUR: tl.constexpr,
+{pointers}{scale_pointers}{row_step_pointers}    values, keys, order, sources, error, partials,
+"""
+    + ROW_ARGUMENTS
+    + """\
+    DISTINCT: tl.constexpr, IN_BAGS: tl.constexpr,
+"""
+    + ROW_CONSTANTS
+    + """\
     PARTS: tl.constexpr,
 ):
     if EARLY:
-        let_next_begin()
-    if proceed(found_inf, GUARD):
-        column, there = columns_in_parts(width, COLUMNS, EVEN, PARTS)
-        key, inside, starts, ends, is_continued, complete = look(keys, error, n, rows, DISTINCT, TILE)
-        row = key.to(tl.int64)[:, None, None]
-        first = row * width
-        place = first + column
-        mask = complete & there
+        launch_dependents()
+    if should_update(found_inf, GUARD):
+        column, exists = tile_columns(width, COLUMNS, EVEN, PARTS)
+        key, is_valid, starts, ends, is_continued, complete = load_keys(keys, error, n, rows, DISTINCT, TILE)
+        row, mask = key.to(tl.int64)[:, None, None], complete & exists
         # Load parameter and buffers first: the loads overlap with summing the gradients.
-        p_ = p + place
-{at}{at_scales}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
-{row_scales}        g = sum_duplicates(
-            values, order, sources, partials, n, width, column, there, inside, starts, ends, is_continued,
+"""
+    + LOAD_ROWS
+    + """\
+        g = sum_duplicates(
+            values, order, sources, partials, n, width, column, exists, is_valid, starts, ends, is_continued,
             WORK, DISTINCT, IN_BAGS, TILE,
         )
         if EARLY:
-            wait_for_last()  # the previous kernel computes the coefficients
+            wait_for_previous_kernel()  # the previous kernel computes the coefficients
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))
         if moving > 0:
-{loads}            aligned, {new_scales}= {name}_move(
-                param, {values}{values_of_scales}g, p_, {buffers_}
-{given_rows}
-                first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
-                False, WORK, STOCHASTIC,
-            )
-{row_put}            if COUNT:
+"""
+    + UPDATE_ROWS
+    + """\
+            if COUNT:
                 touched = 0 if DISTINCT else moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
-                count(counts, tl.sum(aligned.to(tl.int32)), touched)
+                add_counts(counts, tl.sum(aligned.to(tl.int32)), touched)
         if COUNT:
             if DISTINCT:
-                count_distinct(counts, inside, n, width, TILE)
-            see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
+                count_distinct_ids(counts, is_valid, n, width, TILE)
+            count_seen(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
+)
 
-SEAMS = """\
+SPANNING_ROWS = (
+    """\
 @triton.jit(do_not_specialize=["n", "rows", "seed"])
-def {name}_seams(
+def {name}_spanning_rows(
     p,
-{pointers}{scale_pointers}{row_step_pointers}    keys,
-    partials,
-    coefficients,
-    counts,
-    found_inf,
-    seed,
-    n,
-    rows,
-    width,
-    WORK: tl.constexpr,
-    EARLY: tl.constexpr,
-    COUNT: tl.constexpr,
-    GUARD: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODES: tl.constexpr,
-    SCALES: tl.constexpr,
-    SHARED: tl.constexpr,
-    BY_FOUR: tl.constexpr,
+{pointers}{scale_pointers}{row_step_pointers}    keys, partials,
+"""
+    + ROW_ARGUMENTS
+    + ROW_CONSTANTS
+    + """\
     SPAN: tl.constexpr,
 ):
     if EARLY:
-        wait_for_last()
-    if proceed(found_inf, GUARD):
-        column, there = columns_of(width, COLUMNS, EVEN)
-        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, SPAN)
-        complete = mine
-{as_row}        first = row * width
-        place = first + column
-        p_ = p + place
-{at}{at_scales}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
-{row_scales}        c = coefficients
-        if mine:
-{loads}            aligned, {new_scales}= {name}_move(
-                param, {values}{values_of_scales}g, p_, {buffers_}
-{given_rows}
-                first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
-                False, WORK, STOCHASTIC,
-            )
-{row_put}            if COUNT:
-                count(counts, tl.sum(aligned.to(tl.int32)), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
+        wait_for_previous_kernel()
+    if should_update(found_inf, GUARD):
+        column, exists = program_columns(width, COLUMNS, EVEN)
+        row, g, mask, begins = sum_over_tiles(keys, partials, n, rows, width, column, exists, WORK, TILE, SPAN)
+        complete = begins
+{as_tile}"""
+    + LOAD_ROWS
+    + """\
+        c = coefficients
+        if begins:
 """
+    + UPDATE_ROWS
+    + """\
+            if COUNT:
+                touched = tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
+                add_counts(counts, tl.sum(aligned.to(tl.int32)), touched)
+"""
+)
 
 COEFFICIENTS = '''\
 """Generated from the coefficients of a rule."""
@@ -363,18 +317,18 @@ import triton
 import triton.language as tl
 
 from cadam.engines.cuda.device_functions import (
-    count_step, divide, let_next_begin, maximum, positive, power, reciprocal, sqrt,
+    count_step, divide, launch_dependents, maximum, positive, power, reciprocal, sqrt,
 )
 
 
-@triton.jit(do_not_specialize=["size"{as_they_are}])
+@triton.jit(do_not_specialize=["size"{unspecialized}])
 def {name}_coefficients(
     steps, words, rows, more, found_inf, {tensors}{numbers}size,
     MORE: tl.constexpr, GUARD: tl.constexpr, EARLY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Advance the step of each parameter, store step and coefficients in its row, and copy further words."""
     if EARLY:
-        let_next_begin()
+        launch_dependents()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     t = count_step(steps, i, mask, found_inf, GUARD)
@@ -386,14 +340,14 @@ def {name}_coefficients(
 '''
 
 AGREE_QUANTIZED = """\
-                each += tl.sum(tl.sum(tl.reshape(tl.where(aligned, 1.0, 0.0), (2, UNIT // 8, 4)), 2), 0)
-            agree = tl.sum(each, 0).to(tl.int32)
+                agree_by_column += tl.sum(tl.sum(tl.reshape(tl.where(aligned, 1.0, 0.0), (2, UNIT // 8, 4)), 2), 0)
+            agree = tl.sum(agree_by_column, 0).to(tl.int32)
 """
 
-AS_ROW = """\
+AS_TILE = """\
         row, g, mask = row + tl.zeros((1, 1, 1), tl.int64), g[None, None, :], mask[None, None, :]
-        column, there = columns_in_parts(width, COLUMNS, EVEN, 1)
-        complete = mine & (row == row)
+        column, exists = tile_columns(width, COLUMNS, EVEN, 1)
+        complete = begins & (row == row)
 """
 
 
@@ -414,7 +368,7 @@ def element(spec: KernelSpec) -> str:
         [
             "@triton.jit",
             f"def {spec.name}(",
-            fill_arguments(["p", "g", *names.values(), *(["there", "width"] if spec.storages else [])], 4),
+            fill_arguments(["p", "g", *names.values(), *(["exists", "width"] if spec.storages else [])], 4),
             "):",
             *source_lines(program.ops, TEMPLATES, "    {name} = {value}", names, overrides=fast_expressions(spec)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
@@ -444,15 +398,15 @@ def fast_expressions(spec: KernelSpec) -> dict[str, str]:
     fast = {}
     for name, op in op_of.items():
         if op.kind == "add" and (decay := arguments(op.args[1], "scaled")):
-            fast[name] = f"decayed({{0}}, {decay[0].name}, c_{decay[1].name})"
+            fast[name] = f"add_weight_decay({{0}}, {decay[0].name}, c_{decay[1].name})"
         elif op.kind == "mul" and program.alignment is op.out and (sign := arguments(op.args[1], "sign")):
             fast[name] = f"agreement({{0}}, {sign[0].name})"
         elif op.kind == "sqrt" and name not in exact:
-            fast[name] = "sqrt_roughly({0})"
+            fast[name] = "approximate_sqrt({0})"
         elif op.kind == "div" and name not in exact and any(arguments(a, "sqrt") for a in arguments(op.args[1], "add")):
-            fast[name] = "divide_roughly({0}, {1})"  # its divisor, a square root plus eps, is positive
+            fast[name] = "approximate_divide({0}, {1})"  # its divisor, a square root plus eps, is positive
         elif op.kind == "sub" and program.param is op.out and (step := arguments(op.args[1], "mul")):
-            fast[name] = f"moved({{0}}, {step[0].name}, c_{step[1].name})"
+            fast[name] = f"subtract_step({{0}}, {step[0].name}, c_{step[1].name})"
     return fast
 
 
@@ -466,7 +420,7 @@ def kernels(spec: KernelSpec) -> str:
         **_quantization_fields(spec),
     }
     is_for_rows_only = "row" in spec.storages or spec.row_steps
-    templates = [MOVE, ROWS, SEAMS] if is_for_rows_only else [MOVE, DENSE, ROWS, SEAMS]
+    templates = [UPDATE, ROWS, SPANNING_ROWS] if is_for_rows_only else [UPDATE, DENSE, ROWS, SPANNING_ROWS]
     return "\n\n".join([element(spec), *(template.format(**fields) for template in templates)])
 
 
@@ -487,32 +441,32 @@ def _buffer_fields(spec: KernelSpec) -> dict[str, str]:
     def each(template: str) -> str:
         return "".join(template.format(b=b, number=FIRST_BUFFER + k) for k, b in enumerate(spec.buffers))
 
-    def block_pointers(whole: bool) -> str:
-        function = "words" if spec.storages else "stretch"
+    def pointers(whole: bool) -> str:
+        function = "quantized_block_pointers" if spec.storages else "block_pointers"
         return each(f"                s_{{b}}_ = {function}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
 
-    fetches, row_pointers = "", ""
+    loads, row_pointers = "", ""
     for b, storage in storages.items():
-        fetches += f"    s_{b} = fetch(s_{b}_, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
+        loads += f"    s_{b} = load(s_{b}_, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
         if storage == "row":
-            pointer = f"s_{b} + row * SHARED"
+            pointer = f"s_{b} + row * ROW_MOMENT_STRIDE"
         elif storage == "plain":
-            pointer = f"s_{b} + place"
+            pointer = f"s_{b} + index"
         else:
-            pointer = f"by_four(s_{b}, BY_FOUR) + (row * CODES + column)"
+            pointer = f"align_to_four(s_{b}, ALIGNED_BY_FOUR) + (row * QUANTIZED_STRIDE + column)"
         row_pointers += f"        s_{b}_ = {pointer}\n"
     return {
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
         "values": each("value_{b}, "),
-        "fetches": fetches,
+        "buffer_loads": loads,
         "addresses": each("        s_{b} = tl.load(row + {number})\n"),
-        "together": " | ".join(["p", "g", *(f"s_{b}" for b in spec.buffers)]),
-        "whole": block_pointers(True),
-        "masked": block_pointers(False),
+        "all_addresses": " | ".join(["p", "g", *(f"s_{b}" for b in spec.buffers)]),
+        "whole_pointers": pointers(True),
+        "masked_pointers": pointers(False),
         "pointers": each("    s_{b},\n"),
         "row_step_pointers": "    row_steps,\n    by_step,\n" * spec.row_steps,
-        "at": row_pointers,
+        "row_pointers": row_pointers,
     }
 
 
@@ -528,22 +482,22 @@ def _scale_fields(spec: KernelSpec) -> dict[str, str]:
         "new_scales": each("new_{b}, "),
         "values_of_scales": each("scale_{b}, "),
         "scale_addresses": each("        e_{b} = tl.load(row + {number})\n"),
-        "all_scales": each(
-            "            e_{b}_ = scales_of(e_{b}, first, gap, BLOCK, UNIT, CHUNK)\n"
+        "load_all_scales": each(
+            "            e_{b}_ = block_scale_pointers(e_{b}, first, gap, BLOCK, UNIT, CHUNK)\n"
             "            all_{b} = tl.load(e_{b}_)\n"
         ),
-        "whole_scales": each("                scale_{b} = chosen(all_{b}, k // UNIT)\n"),
-        "keep_scales": each("                all_{b} = replaced(all_{b}, k // UNIT, new_{b})\n"),
-        "put_scales": each("            tl.store(e_{b}_, all_{b})\n"),
-        "masked_scales": each(
+        "scale_of": each("                scale_{b} = element_at(all_{b}, k // UNIT)\n"),
+        "keep_scales": each("                all_{b} = with_element(all_{b}, k // UNIT, new_{b})\n"),
+        "store_all_scales": each("            tl.store(e_{b}_, all_{b})\n"),
+        "load_masked_scales": each(
             "                e_{b}_ = e_{b}.to(tl.pointer_type(tl.uint8)) + start // UNIT\n"
-            "                scale_{b} = fetch(e_{b}_, start < n, False)\n"
+            "                scale_{b} = load(e_{b}_, start < n, False)\n"
         ),
-        "masked_put": each("                put(e_{b}_, new_{b}, start < n, False)\n"),
+        "store_masked_scales": each("                store(e_{b}_, new_{b}, start < n, False)\n"),
         "scale_pointers": each("    e_{b},\n"),
-        "at_scales": each("        e_{b}_ = e_{b} + row * SCALES\n"),
-        "row_scales": each("        scale_{b} = fetch(e_{b}_, complete, False)\n"),
-        "row_put": each("            put(e_{b}_, new_{b}, complete, False)\n"),
+        "row_scale_pointers": each("        e_{b}_ = e_{b} + row * SCALES_STRIDE\n"),
+        "load_row_scales": each("        scale_{b} = load(e_{b}_, complete, False)\n"),
+        "store_row_scales": each("            store(e_{b}_, new_{b}, complete, False)\n"),
     }
 
 
@@ -553,60 +507,55 @@ def _coefficient_fields(spec: KernelSpec) -> dict[str, str]:
     row_names = [f"c_{name}" for name in spec.row_step_coefficients]
     loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(names, 1) if c not in row_names]
     if spec.row_steps:
-        loads.append(f"own = coefficients_of(row_steps + row, by_step, {len(row_names)}, complete)\n")
-        loads += [f"{c} = tl.load(own + {k}, mask=complete, other=0)\n" for k, c in enumerate(row_names)]
+        loads.append(f"row_coefficients = advance_row_steps(row_steps + row, by_step, {len(row_names)}, complete)\n")
+        loads += [f"{c} = tl.load(row_coefficients + {k}, mask=complete, other=0)\n" for k, c in enumerate(row_names)]
     return {
         "loads": textwrap.indent("".join(loads), 12 * " "),
         "loads_dense": textwrap.indent("".join(loads), 8 * " "),
         "coefficients": fill_arguments(names, 8),
-        "given": fill_arguments(names, 20),
-        "given_rows": fill_arguments(names, 16),
+        "dense_coefficients": fill_arguments(names, 20),
+        "row_coefficients": fill_arguments(names, 16),
     }
 
 
 def _quantization_fields(spec: KernelSpec) -> dict[str, Any]:
     """Return the fields of the templates that depend on the storage of the moments."""
-    decoded, puts = "", ""
+    dequantized, stores = "", ""
     for k, (b, storage) in enumerate(_storages(spec).items()):
         signed = spec.rule.moments.get(b) == "signed"
         if storage == "int8":
-            decoded += f"    s_{b} = decode(s_{b}, e_{b}, {signed})\n"
-            noise = f"half_between(noise, column, {k > 0})"
-            puts += f"    new_{b} = put_coded(s_{b}_, s_{b}, {noise}, mask, there, WHOLE, {signed})\n"
+            dequantized += f"    s_{b} = dequantize(s_{b}, e_{b}, {signed})\n"
+            noise = f"shifted_noise_half(noise, column, {k > 0})"
+            stores += f"    new_{b} = store_int8(s_{b}_, s_{b}, {noise}, mask, exists, WHOLE, {signed})\n"
             continue
-        decoded += f"    s_{b} = s_{b}.to(WORK)\n"
+        dequantized += f"    s_{b} = s_{b}.to(WORK)\n"
         if storage == "bfloat16":
-            puts += f"    put_rounded(s_{b}_, s_{b}, half(noise, column, {k > 0}), mask, WHOLE, {signed})\n"
+            stores += f"    store_bfloat16(s_{b}_, s_{b}, noise_half(noise, column, {k > 0}), mask, WHOLE, {signed})\n"
         else:
-            puts += f"    put(s_{b}_, s_{b}, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
-    columns = FIRST_BUFFER + len(spec.buffers) + len(_scaled_buffers(spec))
+            stores += f"    store(s_{b}_, s_{b}, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
+    seed_column = FIRST_BUFFER + len(spec.buffers) + len(_scaled_buffers(spec))
     fields: dict[str, Any] = {
-        "decoded": decoded,
-        "puts": puts,
-        "noise": "    noise = shared_noise(key, start, word, column)\n" if spec.quantized_buffers else "",
+        "seed_column": seed_column,
+        "row_length": seed_column + 1,
+        "dequantized": dequantized,
+        "stores": stores,
+        "draw_noise": "    noise = shared_noise(key, start, first_pair, column)\n" if spec.quantized_buffers else "",
     }
     if spec.storages:
-        # The table has one more column: the seed of each parameter. The noise of the parameters themselves is drawn at
-        # indices beyond those of the moments.
+        # The noise of the parameters themselves is drawn at indices beyond those of the moments.
         return fields | {
-            "row": columns + 1,
-            "seed": f"tl.load(row + {columns})",
-            "far": "",
-            "apart": "(1 << 52)",
-            "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n",
-            "agree": AGREE_QUANTIZED,
-            "of_rows": "\n        there, width,",
-            "as_row": AS_ROW,
+            "param_noise_offset": "(1 << 52)",
+            "agree_start": "        agree_by_column = tl.zeros((UNIT // 8,), tl.float32)\n",
+            "add_agreement": AGREE_QUANTIZED,
+            "row_arguments": "\n        exists, width,",
+            "as_tile": AS_TILE,
         }
     return fields | {
-        "row": columns,
-        "seed": "seed",
-        "far": " + (i.to(tl.int64) << 40)",
-        "apart": "0",
-        "vector": "",
-        "agree": "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
-        "of_rows": "",
-        "as_row": "",
+        "param_noise_offset": "0",
+        "agree_start": "",
+        "add_agreement": "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
+        "row_arguments": "",
+        "as_tile": "",
     }
 
 
@@ -649,7 +598,7 @@ def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, 
         name=name,
         tensors="".join(f"{x}_, " for x in trace.inputs),
         numbers="".join(f"{x.name}_: tl.int64, " for x in number_symbols),
-        as_they_are="".join(f', "{x.name}_"' for x in number_symbols),
+        unspecialized="".join(f', "{x.name}_"' for x in number_symbols),
         lines="\n".join([*reads, *source_lines(ops, TEMPLATES, "    {name} = {value}", {})]),
         stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
     )

@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,7 +46,9 @@ from .table_protocol import table_optimizer
 
 logger = logging.getLogger("cadam.online")
 
-PARTIAL, DAMAGED = ".partial", ".damaged"
+PARTIAL = ".partial"
+CHECKPOINT_NAME = re.compile("checkpoint-[0-9]{12,}")
+"""Names that `ShardedCheckpoints.save` gives. Other folders are never loaded or deleted."""
 
 
 def lock_folder_for_job(folder: Path, group: Any = None) -> FileLock | None:
@@ -134,7 +137,7 @@ class ShardedCheckpoints:
 
     def files(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("checkpoint-*") if path.suffix not in (PARTIAL, DAMAGED))
+        return sorted(path for path in self.folder.glob("checkpoint-*") if CHECKPOINT_NAME.fullmatch(path.name))
 
     def save(self, number: int, tree: Any) -> Path:
         """Save a tree as checkpoint `number`.

@@ -42,7 +42,7 @@ class ParamSlot:
         moments: The storage of the moments, see `cadam.rules.moment_storage`.
         kinds: The kind of moment that each buffer is, `Rule.moments`.
         scales: The shared exponents of int8 moments: one per row (two-dimensional) or one per block.
-        seed: The seed of the stochastic rounding of quantized moments.
+        seed: The seed of the stochastic rounding of quantized moments and of bfloat16 parameters.
         row_steps: The step count of each row of a table, or None if all rows use `step`.
         is_planned: Whether the state does not exist yet; missing buffers are placeholders on the meta device.
     """
@@ -184,7 +184,7 @@ class Engine:
     finds_grads = False
     """Whether the engine finds gradients through the parameters, so that a batch need not list them."""
     takes_row_grads = False
-    """Whether `update` accepts gradients of rows that are not sparse tensors."""
+    """Whether `update` also accepts gradients of rows in other forms than sparse tensors."""
     any_storage = False
     """Whether the engine serves every storage of moments. If not, `storage_refusal` decides."""
     traceable = False

@@ -17,9 +17,9 @@ from torch import Tensor
 
 PAGE = 4096
 LARGE = 1 << 25
-"""Bytes from which huge pages are worth asking for."""
+"""Size in bytes from which huge pages are requested for a tensor."""
 LARGE_PER_ROW = 1 << 22
-"""Bytes from which huge pages are worth asking for if the tensor has one value for each row."""
+"""Size in bytes from which huge pages are requested for a tensor with one value for each row."""
 MADV_HUGEPAGE = 14  # as in linux/mman.h
 
 

@@ -269,7 +269,7 @@ def complete_state(
         dtype: The dtype of buffers that are not int8.
         rows: Whether the parameter is a table with sparse gradients. Then scales, second moments and step counts may
             be those of rows.
-        number: A number that gives each parameter its own rounding seed.
+        number: The position of the parameter among all parameters, which gives each its own rounding seed.
     """
     in_record, row_moments_in_record = _record_buffers(param, rule, o) if rows else ([], [])
     new: dict[str, Tensor] = {}
@@ -296,10 +296,10 @@ def complete_state(
     state.update({name: part.copy_(state[name]) for name, part in new.items() if state[name] is not part})
     if not in_record and (SEED in state or o["moments"] != "float32"):
         row_layout.move_out_of_records(state, [*rule.state(o), *map(scale_name, rule.state(o))], param)
-    if o["moments"] == "float32":
+    if not has_seed(param, rule, o):
         state.pop(SEED, None)
-    elif needs_seed(state, rule, o):
-        state[SEED] = new_seed(number)
+    elif SEED not in state:
+        state[SEED] = new_seed(o, number)
     if not o["row_steps"]:
         state.pop(ROW_STEPS, None)
     elif rows and ROW_STEPS not in state:
@@ -351,20 +351,16 @@ def _record_buffers(param: Tensor, rule: Rule, o: Options) -> tuple[list[str], l
     return (quantized, []) if len(quantized) > 1 else ([], [])
 
 
-def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
-    """Whether moments are rounded stochastically and the state has no seed yet."""
-    return o["moments"] != "float32" and SEED not in state and bool(rule.state(o))
+def has_seed(param: Tensor, rule: Rule, o: Options) -> bool:
+    """Whether the moments or the parameter itself are rounded stochastically, so that the state has a seed."""
+    if o["stochastic_rounding"] and param.dtype == torch.bfloat16:
+        return True
+    return o["moments"] != "float32" and bool(rule.state(o))
 
 
-def new_seed(number: int, seed: int | None = None) -> Tensor:
-    """Return the rounding seed of a parameter.
-
-    Args:
-        number: A number that gives each parameter its own seed.
-        seed: The seed of all parameters; torch's initial seed by default.
-    """
-    seed = torch.initial_seed() if seed is None else seed
-    return torch.tensor(moment_storage.mix_bits(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
+def new_seed(o: Options, number: int) -> Tensor:
+    """Return the rounding seed of a parameter as its state keeps it, see `moment_storage.parameter_seed`."""
+    return torch.tensor(moment_storage.parameter_seed(o["rounding_seed"], number), dtype=torch.int64, device="cpu")
 
 
 def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
@@ -403,7 +399,7 @@ def state_shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, 
         shapes[name] = row_shape(table) if is_shared else table.shape
         if o["moments"] == "int8" and not is_shared:
             shapes[scale_name(name)] = (table.shape[0], 1)
-    if o["moments"] != "float32" and shapes:
+    if has_seed(table, rule, o):
         shapes[SEED] = ()
     return {**shapes, ROW_STEPS: row_shape(table)} if o["row_steps"] else shapes
 

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..rules.moment_storage import BLOCK_SIZE, MANTISSA_BITS, MIN_SCALE, NONFINITE_BASE, NONFINITE_SCALE
+from ..rules.moment_storage import BLOCK_SIZE, MANTISSA_BITS, MIN_SCALE, NAN_VALUES, NONFINITE_EXPONENT
 from .base import fills_memory
 
 ROUND_TO_NEAREST = 1 << 15
@@ -22,8 +22,6 @@ QUANTIZED_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}
 """The dtypes of quantized values, by the option `moments`."""
 MAX_ELEMENTS_PER_CHUNK = 1 << 20
 """Elements that are quantized at once. Temporary tensors are several times as large as the result."""
-_INFINITY_BITS = 0x7F800000
-"""The bits of infinity in float32; those of NaNs are larger."""
 
 
 def quantize(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
@@ -75,18 +73,19 @@ def _blocks_per_chunk(x: Tensor) -> int:
 
 
 def _quantize(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
-    shift = 23 - MANTISSA_BITS[kind]
+    mantissa_bits = MANTISSA_BITS[kind]
+    shift = 23 - mantissa_bits
     bits = values.contiguous().view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
-    largest = magnitude.amax(1, keepdim=True) if magnitude.shape[1] else magnitude.new_zeros(len(magnitude), 1)
-    # The largest element gets the next exponent if rounding could carry into it. Without the clamp, adding to the bits
-    # of a NaN would overflow.
-    exponent = ((largest.clamp_max(_INFINITY_BITS) + (1 << shift)) >> 23).clamp_min(MIN_SCALE)
-    exponent = torch.where(exponent >= 254, NONFINITE_SCALE, exponent)
-    base = torch.where(exponent == NONFINITE_SCALE, NONFINITE_BASE, (exponent - 31) << 23)
-    quantized = (magnitude - base + (noise << (shift - 16))) >> shift
+    # Adding noise to the bits of a NaN, which are larger than those of infinity, could overflow.
+    rounded = (magnitude.clamp_max(NONFINITE_EXPONENT << 23) + (noise << (shift - 16))) >> shift
+    is_nan = rounded + 1 >= NONFINITE_EXPONENT << mantissa_bits
+    finite = torch.where(is_nan, 0, rounded)
+    largest = finite.amax(1, keepdim=True) if finite.shape[1] else finite.new_zeros(len(finite), 1)
+    exponent = ((largest + 1) >> mantissa_bits).clamp_min(MIN_SCALE)
     smallest = magnitude.clamp(max=1) if kind == "positive" else torch.zeros_like(magnitude)
-    quantized = torch.maximum(quantized, smallest)
+    quantized = torch.maximum(rounded - ((exponent - 31) << mantissa_bits), smallest)
+    quantized = torch.where(is_nan, NAN_VALUES[kind], quantized)
     if kind == "signed":
         quantized = quantized | (bits >> 31 & 1) << 7
     return quantized.to(torch.uint8), exponent[:, 0].to(torch.uint8)
@@ -99,7 +98,7 @@ def _dequantize(kind: str, quantized: Tensor, exponents: Tensor) -> Tensor:
     bits = (magnitude << shift) + ((exponent - 31) << 23)
     if kind == "signed":
         bits = bits | (quantized >> 7) << 31
-    values = torch.where(exponent == NONFINITE_SCALE, math.nan, bits.view(torch.float32))
+    values = torch.where(magnitude == NAN_VALUES[kind], math.nan, bits.view(torch.float32))
     return torch.where(magnitude == 0, 0.0, values)
 
 

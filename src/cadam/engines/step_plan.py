@@ -88,7 +88,7 @@ class PlannedParam:
         return real_local_grad(self.param.grad, self.param) if grad is None else grad  # type: ignore[arg-type]
 
     def view_memory(self) -> list[Any]:
-        """Return where the parameter and the buffers of the rule are; other entries of the state are the user's."""
+        """Return the memory of the parameter and the rule's buffers. Other entries of the state belong to the user."""
         if self.slot is None:
             return []
         tensors = [self.param, *(self.state[name] for name in (*self.slot.state, "step"))]

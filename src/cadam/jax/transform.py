@@ -115,7 +115,7 @@ def scale_by_rule(
                     previous = aligned > min(jnp.size(grad), 2**32 - 1)  # always false, but XLA cannot know that
         alignment = state.alignment
         if track_alignment:
-            # One sum of a stack: XLA would compile a chain of 1,000 additions for a minute.
+            # The counts are stacked and summed at once: XLA takes a minute to compile a chain of 1,000 additions.
             aligned = jnp.sum(jnp.stack(aligned_counts), dtype=jnp.float32) if aligned_counts else jnp.zeros([])
             alignment = aligned / jnp.maximum(float(sum(map(jnp.size, grads))) if touched is None else touched, 1)
         moments = {name: tree.unflatten(leaves) for name, leaves in buffers.items()}

@@ -21,10 +21,14 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "native.so"
 
+GENERATORS = ("rules/*.py", "codegen/c_source.py", "codegen/kernel_spec.py", "codegen/trace.py")
+"""The Python files that the generated header depends on, relative to the package."""
+
 OTHER_SOURCES = (
     "dense_update",
     "sparse_update",
     "per_event_models",
+    "batch_inputs",
     "text_parsing",
     "tensor_snapshot",
     "containers",
@@ -66,11 +70,17 @@ class NoCompilerError(BuildError):
     """No C compiler was found, and $CC does not name one."""
 
 
-def fingerprint(header: str) -> str:
-    """Return a hash of the sources, the generated header and the flags, by which an outdated library is recognized."""
-    digest = hashlib.sha256(header.encode())
-    digest.update(repr((FLAGS, X86_64_FLAGS)).encode())
-    for path in sorted(SOURCES.glob("*.[ch]")):
+def fingerprint(header: str = "") -> str:
+    """Return a hash of everything that a library is compiled from, by which an outdated library is recognized.
+
+    Reading the files of the package's rules takes less time than generating their header from them.
+
+    Args:
+        header: The header, if its rules do not belong to the package.
+    """
+    digest = hashlib.sha256(repr((header, FLAGS, X86_64_FLAGS)).encode())
+    package = Path(__file__).parents[1]
+    for path in sorted([*SOURCES.glob("*.[ch]"), *(path for name in GENERATORS for path in package.glob(name))]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -106,13 +116,14 @@ def compiler() -> str:
     raise NoCompilerError(f"no C compiler was found; tried $CC, {', '.join(COMPILERS)}")
 
 
-def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Path:
+def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = (), stamp: str | None = None) -> Path:
     """Compile the kernels for the rules of a header.
 
     Args:
         header: The content of rules.h, which `codegen.c_source.header` returns.
         library: The file to write.
         extra: More compiler flags.
+        stamp: The fingerprint that the library reports, by default that of the package's rules.
 
     Returns:
         The path of the library.
@@ -126,7 +137,7 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         shutil.copytree(SOURCES, sources)
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={n}"]) for n, flags in instruction_sets.items()]
-        parts.append((sources / "instruction_sets.c", [f'-DFINGERPRINT="{fingerprint(header)}"']))
+        parts.append((sources / "instruction_sets.c", [f'-DFINGERPRINT="{stamp or fingerprint()}"']))
         parts += [(sources / f"{name}.c", []) for name in OTHER_SOURCES]
         return link(library, parts, extra)
 

@@ -56,15 +56,16 @@ def package_library() -> Library:
     """
     if not build.LIBRARY.exists():
         raise UnavailableError(
-            "the package was installed without its compiled kernels, because no C compiler was found or "
-            "CADAM_WITHOUT_KERNELS was set"
+            "the package has no compiled kernels, because there was no C compiler when it was installed, or "
+            "CADAM_WITHOUT_KERNELS was set; `python -m cadam.native.build` compiles them"
         )
-    header = c_source.header()
+    fingerprint = build.fingerprint()
     try:
-        c = _load(build.LIBRARY, build.fingerprint(header))
+        c = _load(build.LIBRARY, fingerprint)
     except _OutdatedError as outdated:
+        message = f"{outdated}: compiling the kernels again, once, which may take a minute"
         try:
-            c = _compile("package", header, f"{outdated}: compiling the kernels again, once, which may take a minute")
+            c = _compile("package", c_source.header(), fingerprint, message)
         except UnavailableError as error:
             raise UnavailableError(
                 f"{outdated}, and {error}. `python -m {build.__name__}` compiles the kernels"
@@ -101,17 +102,17 @@ def find_kernel(spec: KernelSpec) -> tuple[Library, int] | UnavailableError:
 
 @cache
 def _library_of_rule(rule: Rule) -> Library:
-    return _declare(_compile(rule.name, c_source.header([rule])))
+    header = c_source.header([rule])
+    return _declare(_compile(rule.name, header, build.fingerprint(header)))
 
 
-def _compile(name: str, header: str, message: str = "") -> ctypes.CDLL:
+def _compile(name: str, header: str, fingerprint: str, message: str = "") -> ctypes.CDLL:
     """Load a library for the rules of this header from the user's cache, compiling it on first use."""
-    fingerprint = build.fingerprint(header)
 
     def make(path: Path) -> None:
         if message:
             warnings.warn(f"cadam: {message}", RuntimeWarning, 2)
-        build.build(header, path)
+        build.build(header, path, stamp=fingerprint)
 
     try:
         path = build.cached(f"{name}-{fingerprint}.so", make)
@@ -142,12 +143,12 @@ def _declare(c: ctypes.CDLL) -> Library:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense_step.argtypes = [pointer, number, pointer, number, number, pointer]
-    c.cadam_snapshot_tensors.argtypes = [pointer, pointer, number, number, pointer, pointer, pointer]
+    c.cadam_snapshot_tensors.argtypes = [pointer, pointer, number, number, number, pointer, pointer, pointer]
     c.cadam_snapshot_tensors.restype = number
     c.cadam_memory_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
-    for function in (c.cadam_learn_per_event, c.cadam_score_events):
+    for function in (c.cadam_learn_per_event, c.cadam_score_events, c.cadam_inputs_forward, c.cadam_inputs_backward):
         function.argtypes, function.restype = [pointer, pointer], number
     for function in (c.cadam_split_lines, c.cadam_read_values):
         function.argtypes, function.restype = [pointer], None

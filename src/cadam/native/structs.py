@@ -49,11 +49,19 @@ EVENT_PARAMETER = _struct("param", "state", "counts", "rows", "width", state=_ST
 EVENT_MODEL = _struct(
     *("linear", "table", "bias", "slopes", "vectors"),
     *("kernel", "entries", "fields", "numbers", "field_of", "alike_from", "bin_starts", "bins"),
-    *("count", "mean", "variance", "max_count"),
+    *("count", "sample", "sample_size", "slot_stride", "max_shift"),
     **dict.fromkeys(("linear", "table", "bias", "slopes", "vectors"), EVENT_PARAMETER),
-    max_count=np.float64,
 )
 EVENT_BATCH = _struct("n", "rows", "weights", "numbers", "labels", "c", "scores")
+INPUT_LAYER = _struct(
+    *("table", "linear", "bias", "slopes", "vectors", "dtype", "width", "has_pairs"),
+    *("id_features", "entries", "fields", "numbers", "lengths", "is_list", "zero_is_missing", "starts", "sizes"),
+    *("bin_starts", "bins", "count", "sample", "sample_size", "slot_stride", "max_shift"),
+)
+INPUT_BATCH = _struct(
+    *("n", "is_training", "columns", "rows", "weights", "scaled", "embedded", "sums", "terms"),
+    *("embedded_grads", "term_grads", "table_grads", "linear_grads", "vector_grads", "slope_grads", "bias_grad"),
+)
 TEXT_LINES = _struct(
     *("data", "line_begin", "line_end", "n", "begin", "end", "quoted", "status", "columns", "stride"),
     *("fields", "column_of", "separator", "names", "name_ends"),
@@ -65,7 +73,7 @@ TEXT_VALUES = _struct(
 TRACKED_CONTAINER = _struct("object", "is_dict", "count", "expected")
 REPLAY_PART = _struct(
     *("fixed_tensors", "fixed", "fixed_addresses", "fixed_sizes", "fixed_kinds"),
-    *("count", "grads", "grad_sizes", "grad_kinds", "allows_views", "steps", "columns", "coefficients", "is_sparse"),
+    *("count", "grads", "grad_sizes", "grad_kinds", "steps", "columns", "coefficients", "is_sparse"),
 )
 REPLAY_LAUNCH = _struct("function", "blocks_x", "blocks_y", "threads", "shared_bytes", "arguments")
 REPLAY_STEP = _struct(
@@ -79,6 +87,8 @@ STRUCTS = {
     "event_parameter": EVENT_PARAMETER,
     "event_model": EVENT_MODEL,
     "event_batch": EVENT_BATCH,
+    "input_layer": INPUT_LAYER,
+    "input_batch": INPUT_BATCH,
     "text_lines": TEXT_LINES,
     "text_values": TEXT_VALUES,
     "tracked_container": TRACKED_CONTAINER,

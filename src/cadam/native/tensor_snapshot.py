@@ -2,7 +2,7 @@
 
 Gradients move from step to step, and nothing keeps users from replacing the memory of a parameter or a state buffer.
 So a step compares the tensors with the snapshot of the step before. Asking torch about thousands of tensors from
-Python takes longer than their step; compiled code asks through libtorch's C API, where it is available.
+Python takes longer than their step; compiled code asks through functions of libtorch, where they are available.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ MOVED = 1
 """A tensor has another address than before."""
 CHANGED = 2
 """A tensor has another size or kind than before."""
-_HAS_VIEWS = 4
 
 _handle = attrgetter("_cdata")
 _handle_of_grad = attrgetter("grad._cdata")
@@ -44,7 +43,6 @@ class TensorSnapshot:
         kinds: An even number for each device and dtype, plus one if the tensor is contiguous; -1 if the memory does
             not hold the values: for a missing or sparse gradient, or a lazily negated tensor.
         handles: The addresses of torch's own tensor objects, which the C API takes.
-        has_views: Whether a tensor covers only a part of its storage.
     """
 
     def __init__(
@@ -75,8 +73,14 @@ class TensorSnapshot:
             # Reading the address of a numpy array takes longer than the snapshot of a tensor, so it is read once.
             addresses = (column.ctypes.data for column in self._columns)
             torch_functions = self._library.torch.ctypes.data
-            self._arguments = (torch_functions, self.handles.ctypes.data, len(tensors), threads, *addresses)
-        self.has_views = False
+            self._arguments = (
+                torch_functions,
+                self.handles.ctypes.data,
+                len(tensors),
+                threads,
+                not of_grads,
+                *addresses,
+            )
         self._positions: slice | Words = slice(None)
         self._swappable = tensors
         if self._library is not None and swappable is not None:
@@ -88,22 +92,15 @@ class TensorSnapshot:
         self.update()
 
     def update(self) -> int:
-        """Look at the tensors again.
+        """Take the snapshot again.
 
         Returns:
-            What is new: MOVED, CHANGED, their combination, or 0.
+            The kinds of changes since the last snapshot: MOVED, CHANGED, their combination, or 0.
         """
         if self._library is None:
             return _describe_in_python(self.tensors, self.of_grads, self._columns)
         self.read_handles()
-        news = int(self._library.c.cadam_snapshot_tensors(*self._arguments))
-        self.has_views = bool(news & _HAS_VIEWS)
-        news &= ~_HAS_VIEWS
-        # A gradient may be another tensor at the address of the last one. The other tensors are the same objects, so
-        # that they cannot have been negated without moving.
-        if self.has_views and (self.of_grads or news):
-            news |= self._mark_negated()
-        return news
+        return int(self._library.c.cadam_snapshot_tensors(*self._arguments))
 
     def read_handles(self) -> None:
         """Read the handles of swappable tensors, or of the gradients, again."""
@@ -114,13 +111,6 @@ class TensorSnapshot:
             grads = [tensor.grad for tensor in tensors]
             handles = np.array([0 if grad is None else grad._cdata for grad in grads], np.int64)
         self.handles[self._positions] = handles
-
-    def _mark_negated(self) -> int:
-        """Mark lazily negated views, which compiled code cannot tell from others. Returns CHANGED if there are any."""
-        tensors = [tensor.grad for tensor in self.tensors] if self.of_grads else self.tensors
-        negated = [i for i, tensor in enumerate(tensors) if tensor is not None and tensor.is_neg()]
-        self.kinds[negated] = -1
-        return CHANGED if negated else 0
 
 
 def snapshot_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> TensorSnapshot:
@@ -169,7 +159,7 @@ _kind_numbers: dict[tuple[torch.device, torch.dtype], int] = {}
 
 
 def _describe_in_python(tensors: Sequence[Tensor], of_grads: bool, columns: Words) -> int:
-    """Take a snapshot without compiled code; returns what is new."""
+    """Take a snapshot without compiled code, and return the kinds of changes, like `TensorSnapshot.update`."""
     before = columns.copy()
     addresses, sizes, kinds = columns
     for i, param in enumerate(tensors):
@@ -185,7 +175,7 @@ def _describe_in_python(tensors: Sequence[Tensor], of_grads: bool, columns: Word
 
 @cache
 def _snapshot_library() -> Library | None:
-    """Return the library if torch has the C functions that snapshots need and `_cdata` is the handle they expect."""
+    """Return the library if torch has the functions that snapshots need and `_cdata` is the handle they expect."""
     if torch_symbols().missing:
         return None
     try:
@@ -194,8 +184,11 @@ def _snapshot_library() -> Library | None:
         return None
     with torch.device("cpu"), torch.inference_mode(False):  # independent of the user's defaults
         sample = torch.zeros(5, 3)[1:]
-    handle, columns = np.array([sample._cdata]), np.zeros((3, 1), np.int64)
+        negated = torch._neg_view(sample)
+    handles, columns = np.array([sample._cdata, negated._cdata]), np.zeros((3, 2), np.int64)
     library.c.cadam_snapshot_tensors(
-        library.torch.ctypes.data, handle.ctypes.data, 1, False, *(column.ctypes.data for column in columns)
+        library.torch.ctypes.data, handles.ctypes.data, 2, False, False, *(column.ctypes.data for column in columns)
     )
-    return library if columns[:2].ravel().tolist() == [sample.data_ptr(), sample.numel()] else None
+    addresses, sizes, kinds = columns.tolist()
+    is_right = (addresses[0], sizes[0], kinds[1]) == (sample.data_ptr(), sample.numel(), -1) and kinds[0] >= 0
+    return library if is_right else None

@@ -1,4 +1,4 @@
-"""The functions of libtorch's C API that the compiled library calls, found by name.
+"""The functions of libtorch that the compiled library calls, found by name: its C API and one function of C++.
 
 The kernels require only torch's threads. The other functions are optional: they let compiled code take a snapshot of
 many tensors at once. Where one is missing, Python reads the tensors instead, which takes longer.
@@ -27,9 +27,7 @@ SYMBOLS = (
     "aoti_torch_get_device_type",
     "aoti_torch_get_device_index",
     "aoti_torch_is_contiguous",
-    "aoti_torch_get_storage_offset",
-    "aoti_torch_get_storage_size",
-    "aoti_torch_dtype_element_size",
+    "_ZN2at6native6is_negERKNS_6TensorE",  # bool at::native::is_neg(const at::Tensor &); the C API has no such function
 )
 """The functions in the order of the struct torch_functions of native/src/structs.h."""
 

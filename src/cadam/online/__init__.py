@@ -1,6 +1,9 @@
 """Online learning: predict the events of a stream, join their labels, and learn each event once."""
 
+import logging
+
 from ..checkpoint_files import DamagedCheckpointError
+from ..printable import escape_log_record
 from ..statistics.confidence_sequence import ConfidenceSequence
 from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
@@ -18,6 +21,8 @@ from .monitoring.tensorboard import TensorBoard
 from .persistence.checkpoint_schedule import CheckpointOptions
 from .persistence.export import LoadedModel, load_model
 from .persistence.prediction_log import LogOptions
+
+logging.getLogger("cadam.online").addFilter(escape_log_record)
 
 __all__ = [
     "Batch",

@@ -22,6 +22,8 @@ from ..optim.ddp import gather_rows
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, concatenate_columns, select_features
 from .learner import Batches, Learner, Loss
 from .metrics.alignment_counts import NO_COUNTS
+from .metrics.log_loss import MeanLoss
+from .models.model_file import is_log_loss
 from .monitoring.reject_limit import rejected_share
 from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointStore
 from .persistence.prediction_log import LogOptions
@@ -105,6 +107,10 @@ class DistributedLearner(Learner):
             **options,
         )
         self._mean_loss = loss
+        self.has_log_loss = is_log_loss(loss)
+        self.extra_metrics.pop()  # the mean of this rank's share of the loss
+        if not self.has_log_loss:
+            self.extra_metrics.append(MeanLoss(loss))
         self._events_of_step = 0
         """The number of events of all ranks in the current training step."""
         self._empty_features: Columns | None = None
@@ -144,6 +150,10 @@ class DistributedLearner(Learner):
             empty = None if features is None else {name: values[:0] for name, values in features.items()}
             self._empty_features = next(one for one in all_gather_objects(empty, self.group) if one is not None)
         return is_any
+
+    def _is_step(self, events: Events, labels_follow: bool) -> bool:
+        """Return False: a training step uses the events of all ranks, of which this rank knows only its own."""
+        return False
 
     def _predict_scores(self, events: Events) -> tuple[Array, dict[int, str]]:
         """Predict events. If the model refuses a batch, the job ends: one rank cannot search for the event alone."""
@@ -244,10 +254,6 @@ class DistributedLearner(Learner):
             return super().run(_SynchronizedSource(self, source, events))
         finally:
             self._has_started = False
-
-    def stop(self) -> None:
-        """Let `run` end on all ranks after the next round. It is enough to call this method on one rank."""
-        self._stop_requested = True
 
     def _check_stop_requested(self) -> None:
         """Do nothing: `agree` lets all ranks stop in the same round."""

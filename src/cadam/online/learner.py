@@ -29,14 +29,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..checkpoint_files import check_like, expect_valid_content
 from ..optim.alignment import Ratio
+from ..printable import printable
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
+from .data.schema import record_as_json
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
 from .labels.training_queue import TrainingQueue
 from .metrics.alignment_counts import AlignmentCounts
-from .metrics.log_loss import LogLoss
+from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric
+from .models import Inputs
+from .models.model_file import is_log_loss
 from .monitoring.reject_limit import rejected_share
 from .per_event import PerEventTraining
 from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointSchedule, CheckpointStore
@@ -85,7 +90,7 @@ class Learner:
         batch_size: events per training step; by default a step uses all events that have just been labeled.
         per_event: whether to learn each event before the next one is predicted. The ready-made models linear and FM
             are then trained by compiled code; `training_mode` tells whether this is the case.
-        metrics: metrics that are updated with every labeled prediction, in addition to the log loss.
+        metrics: metrics that are updated with every labeled prediction, in addition to the loss.
         checkpoint: where and how often checkpoints are saved; a folder is enough. `run` resumes from the newest one.
         log: where the prediction log is written; a folder is enough.
         rejected: a file for rejected events (default: ``rejected.jsonl`` beside the checkpoints).
@@ -133,6 +138,10 @@ class Learner:
                 self.per_event = "with torch: with a horizon, events may expire between any two events"
         self.queue = TrainingQueue(1 if per_event else batch_size)
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
+        self.has_log_loss = is_log_loss(loss)
+        """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
+        if not self.has_log_loss:
+            self.extra_metrics.append(MeanLoss(loss))
         self.alignment_counts = AlignmentCounts(optimizer)
         if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
             checkpoint = CheckpointOptions(checkpoint)
@@ -144,12 +153,18 @@ class Learner:
             log = LogOptions(log)
         self.log = PredictionLog(log.folder, log.rows) if log is not None else None
         self.rejections = Rejections(rejected)
+        self.missing_columns: Counter[str] = Counter()
+        """The number of events whose record did not have a column of the schema, by column."""
 
         self.events = 0
         self.counts_at_start: Mapping[str, float] = {}
-        """The counts when this process started to run: those of `counts`, and rejected events by reason."""
+        """The counts when this process started: those of `counts`, and of rejected events and missing columns."""
+        self.log_loss_at_start = LogLoss()
+        """The log loss of the events before this process started, from which a resumed run continues."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._stop_requested = False
+        self._time_of_events = math.nan
+        """The wall-clock time at which the last events were processed."""
         self._source: Any = None
         self._saved_position: Any = None
         """The position of the source in a checkpoint, until `run` passes it to the source."""
@@ -197,17 +212,22 @@ class Learner:
             batch = Batch(labels=batch)
         if batch.rejected:
             self.rejections.add(batch.rejected)
+        self.missing_columns.update(batch.missing_columns)
         for events, labels in batch.in_order() if self.per_event is not None else [(batch.events, batch.labels)]:
+            has_labels = labels is not None and len(labels) > 0
             if events is not None and len(events):
-                self._process_events(events)
-            if labels is not None and len(labels):
+                self._process_events(events, labels_follow=has_labels)
+            if labels is not None and has_labels:
                 self._match_labels(labels)
             self._train()
         if self.schedule is not None:
             self.schedule.has_unsaved_events = True
 
     def stop(self) -> None:
-        """Let `run` end after the current batch. Signal handlers and other threads may call this method."""
+        """Let `run` end after the current batch. Signal handlers and other threads may call this method.
+
+        With a `DistributedLearner` it is enough to call it on one rank: all ranks end after the next round.
+        """
         self._stop_requested = True
 
     def _start(self, source: Batches) -> None:
@@ -218,7 +238,8 @@ class Learner:
         is_new = not self.events and not self.resumed and not self.resume()
         self._source = source
         if self._saved_position is not None:
-            source.load_state_dict(self._saved_position)  # type: ignore[attr-defined]
+            with expect_valid_content("the position of the source in the checkpoint"):
+                source.load_state_dict(self._saved_position)  # type: ignore[attr-defined]
             self._saved_position = None
         if self.log is not None:
             self.log.check_folder()
@@ -228,7 +249,9 @@ class Learner:
                 self.save()  # after a crash, the log and the reject file are cut to their sizes in this checkpoint
         self.started, self.resumed_at = time.monotonic(), self.events
         reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
-        self.counts_at_start = {**self.counts(), **reasons}
+        missing = {f"missing_columns/{name}": count for name, count in self.missing_columns.items()}
+        self.counts_at_start = {**self.counts(), **reasons, **missing}
+        self.log_loss_at_start = replace(self.log_loss)
 
     def _is_done(self, limit: int | None) -> bool:
         self._check_stop_requested()
@@ -277,10 +300,19 @@ class Learner:
         A second label of an event is ignored and counted. A label whose event has not arrived yet is kept.
 
         Args:
-            ids: the ids of the events.
+            ids: the ids of the events; their numbers, from 0, if the events have no ids.
             labels: one label per id.
+
+        Raises:
+            ValueError: if the ids are text, but the events were predicted without ids.
         """
-        self._match_labels(Labels(as_key_array(ids, "ids"), labels))
+        keys = as_key_array(ids, "ids")
+        if self._has_ids is False and any(isinstance(key, str) for key in keys.tolist()):
+            raise ValueError(
+                f"the label of {keys[0]!r} matches no event, because the events have no ids: encode them with "
+                "Schema.convert_records, which keeps ids (Schema.encode does not), or give the numbers of the events"
+            )
+        self._match_labels(Labels(keys, labels))
         self._train()
 
     def learn(self, events: Events) -> Array:
@@ -301,19 +333,45 @@ class Learner:
         self._resolve(self.join.expire_all())
         self._train(include_short=True)
 
-    def _process_events(self, events: Events) -> Array:
-        """Predict events and resolve those whose outcome is known."""
+    def _process_events(self, events: Events, *, labels_follow: bool = False) -> Array:
+        """Predict events and resolve those whose outcome is known.
+
+        Args:
+            events: new events.
+            labels_follow: whether labels of other events are joined before the next training step.
+        """
         if self.per_event is not None:
             return self._process_per_event(events)
-        return self._process_batch(events)
+        return self._process_batch(events, labels_follow=labels_follow)
 
-    def _process_batch(self, events: Events) -> Array:
-        scores, columns, labels_of_repeated = self._predict_batch(events)
-        self._resolve(self.join.add_events(columns, labels_of_repeated))
+    def _process_batch(self, events: Events, *, labels_follow: bool = False) -> Array:
+        learned = self.training.learn(events.columns()) if self._is_step(events, labels_follow) else None
+        scores, columns, labels_of_repeated = self._predict_batch(events, learned)
+        resolved = self.join.add_events(columns, labels_of_repeated)
+        if learned is None:
+            self._resolve(resolved)
+        else:  # the model has learned these events, and no others have got a label
+            for columns, outcome in resolved:
+                self._record(columns, outcome)
         return scores
 
-    def _predict_batch(self, events: Events) -> tuple[Array, Columns, Labels | None]:
+    def _is_step(self, events: Events, labels_follow: bool) -> bool:
+        """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
+        if events.labels is None or self.queue.count or self.queue.batch_size not in (None, len(events)):
+            return False
+        if len(self.pending) and (labels_follow or self.join.options.unmatched == "negative"):
+            return False  # other events may get a label before the step
+        if isinstance(self.per_event, PerEventTraining) or self._has_ids not in (None, events.ids is not None):
+            return False
+        is_finite = _is_all_finite(events.labels, *([] if events.time is None else [events.time]))
+        return is_finite and (events.ids is None or bool(self.pending.find_unknown(events.ids.tolist()).all()))
+
+    def _predict_batch(self, events: Events, scores: Array | None = None) -> tuple[Array, Columns, Labels | None]:
         """Predict events and reject those that cannot be used.
+
+        Args:
+            events: new events.
+            scores: their scores, if they have been computed.
 
         Returns:
             The scores of all events, the columns of the new events, and the labels of the repeated ones.
@@ -321,10 +379,13 @@ class Learner:
         count = len(events)
         if count:
             self._check_ids(events.ids is not None)
-        scores, failures = self._predict_scores(events)
+        failures: dict[int, str] = {}
+        if scores is None:
+            scores, failures = self._predict_scores(events)
         columns = self._with_id_and_time(events.columns(), count)
         columns["score"] = scores
         self.events += count
+        self._time_of_events = time.time()
         if _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
             times, self.training.consecutive_unscored = columns["time"], 0
         else:
@@ -480,6 +541,7 @@ class Learner:
         columns = self._with_id_and_time(events.take(slice(done)).columns(), done)
         columns["score"] = scores[:done]
         self.events += done
+        self._time_of_events = time.time()
         self.training.consecutive_unscored = 0
         # The first, largest and last time set the clock to where it would be if the events had arrived one by one.
         for moment in (columns["time"][0], columns["time"].max(), columns["time"][-1]):
@@ -520,7 +582,11 @@ class Learner:
     def training_mode(self) -> str:
         """A description of how the model is trained, and of the reason if compiled code is not used."""
         if self.per_event is None:
-            return "with torch, in batches"
+            layers = [module for module in self.model.modules() if isinstance(module, Inputs)]
+            reasons = [reason for layer in layers if (reason := layer.find_uncompiled()) is not None]
+            if layers and not reasons:
+                return "in batches, with a compiled input layer"
+            return "with torch, in batches" + "".join(f": {reason}" for reason in reasons)
         return f"one event at a time, {self.per_event if isinstance(self.per_event, str) else 'compiled'}"
 
     @property
@@ -564,6 +630,8 @@ class Learner:
         values = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.log_loss, *self.extra_metrics):
             values.update(metric.results())
+        if not self.has_log_loss:
+            del values["log_loss"], values["best_constant"]
         if alignment := self.alignment():
             by_name = {"": self.total_alignment(), **{f"/{name}": ratio for name, ratio in alignment.items()}}
             for name, ratio in by_name.items():
@@ -582,10 +650,11 @@ class Learner:
     def health(self) -> dict[str, float]:
         """Return measurements of this process: events per second since it started, and how far it is behind.
 
-        The lag is the time between the newest event and now. It is nan if the stream is not live.
+        The lag is the time between the newest event and the moment when it was processed, so it does not grow while no
+        events arrive. It is nan if the stream is not live.
         """
         seconds = max(time.monotonic() - self.started, 1e-9)
-        lag = time.time() - self.join.clock.latest
+        lag = self._time_of_events - self.join.clock.latest
         health = {
             "events_a_second": (self.events - self.resumed_at) / seconds,
             "lag_in_seconds": lag if abs(lag) < MAX_LAG else math.nan,
@@ -620,11 +689,12 @@ class Learner:
             "random": get_random_state(),
             "has_ids": self._has_ids,
             "reject_reasons": dict(self.rejections.reasons),
+            "missing_columns": dict(self.missing_columns),
             "counts": {name: getattr(owner, attribute) for name, (owner, attribute) in self._saved_counts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. The log and the reject file are cut to where they were in that state.
+        """Continue from a state. The log is cut to where it was in that state.
 
         Raises:
             ValueError: if the state belongs to another optimizer, or to a learner with other metrics.
@@ -633,6 +703,18 @@ class Learner:
             raise ValueError(
                 f"the state has {len(state['metrics']) - 1} metrics, but this learner has {len(self.extra_metrics)}"
             )
+        no_alignment = [0, 0, 0]
+        example = {
+            "counts": {name: getattr(owner, attribute) for name, (owner, attribute) in self._saved_counts().items()},
+            "pending": {"counts": vars(self.pending.counts), "head": 0},
+            "alignment": dict.fromkeys(state["alignment"], no_alignment),
+            "total_alignment": no_alignment,
+            "reject_reasons": dict.fromkeys(state["reject_reasons"], 0),
+            "optimizer": {"state": {key: {} for key in state["optimizer"]["state"]}},
+        }
+        check_like(state, example, "the state")
+        missing_columns = state.get("missing_columns", {})  # absent in checkpoints of older versions
+        check_like(missing_columns, dict.fromkeys(missing_columns, 0), "missing columns")
         saved_name, name = state["optimizer_name"], type(self.optimizer).__name__
         if saved_name != name:
             raise ValueError(f"the state belongs to a learner with {saved_name}, but this one has {name}")
@@ -650,7 +732,9 @@ class Learner:
         for name, (owner, attribute) in self._saved_counts().items():
             setattr(owner, attribute, state["counts"][name])
         self._has_ids = state["has_ids"]
-        self.rejections.reasons = Counter(state["reject_reasons"])
+        self.missing_columns = Counter(missing_columns)
+        reasons = state["reject_reasons"]
+        self.rejections.reasons = Counter({printable(reason): count for reason, count in reasons.items()})
         self.rejections.count_at_start = self.rejections.count
         self._saved_position = state["source"]
         if self.schedule is not None:
@@ -699,7 +783,8 @@ class Learner:
         if newest is None:
             return False
         path, state = newest
-        self.load_state_dict(state)
+        with expect_valid_content(path):
+            self.load_state_dict(state)
         self.resumed = True
         logger.info("resumed from %s at %d events", path, self.events)
         return True
@@ -745,5 +830,5 @@ def _count_leading(mask: Array) -> int:
 def _rejected(reason: str, where: str, columns: Columns, row: int) -> Rejected:
     """Describe a rejected event with its values."""
     values = {name.removeprefix(FEATURE_PREFIX): column[row] for name, column in columns.items()}
-    text = str({name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()})
+    text = record_as_json(values)
     return Rejected(reason, where, text[:MAX_REJECTED_TEXT], len(text))

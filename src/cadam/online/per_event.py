@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from inspect import unwrap
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import first_nondefault_option
 from .data.events import Array, Columns
 from .models import FM, Inputs, Linear, NumberNormalizer
-from .models.inputs import BINS, MEMORY
+from .models.inputs import BINS, MAX_SHIFT, SAMPLE_SIZE, SLOT_STRIDE
 from .models.model_file import LOG_LOSS
 from .per_event_kernel import PARTS, Layout, PerEventModel, find_unsupported
 from .training_step import Loss
@@ -26,17 +25,6 @@ CHUNK_SIZE = 4096
 COMPILED_MODULES = (Linear, FM, Inputs, NumberNormalizer, nn.Embedding)
 """The modules that the compiled code implements."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-@dataclass(frozen=True)
-class EncodedEvents:
-    """Events in the layout of the kernels."""
-
-    rows: Array
-    """The table rows of each event (events, entries)."""
-    weights: Array | None
-    """The weight of each row in the mean of its list; None if all are 1."""
-    numbers: Array
 
 
 class PerEventTraining:
@@ -102,7 +90,7 @@ class PerEventTraining:
             is_number = name in self.inputs.numbers
             if values is None or values.shape != ((count, length) if length else (count,)):
                 return np.zeros(count, dtype=bool)
-            if values.dtype != (np.float32 if is_number else np.int64):
+            if values.dtype not in ((np.float32, np.float64) if is_number else (np.int64,)):
                 return np.zeros(count, dtype=bool)
             if is_number:
                 supported &= ~np.isinf(values).reshape(count, -1).any(1)
@@ -128,7 +116,7 @@ class PerEventTraining:
             return np.full(len(labels), np.nan, np.float32), 0
         events = self._encode(features, model.layout.entries)
         with torch.no_grad():
-            scores, learned = model.train(events.rows, events.weights, events.numbers, np.ascontiguousarray(labels))
+            scores, learned = model.train(*events, np.ascontiguousarray(labels))
         # autograd must notice that the parameters have changed.
         torch.autograd.graph.increment_version([slot.param for slot in model.batch.slots])
         scores[learned + 1 :] = np.nan
@@ -139,8 +127,7 @@ class PerEventTraining:
         model = self._current_model()
         if model is None:
             return np.full(len(next(iter(features.values()))), np.nan, np.float32)
-        events = self._encode(features, model.layout.entries)
-        return model.predict(events.rows, events.weights, events.numbers)
+        return model.predict(*self._encode(features, model.layout.entries))
 
     def _current_model(self) -> PerEventModel | None:
         """Return the model for the kernels, or None if model or optimizer are no longer supported."""
@@ -158,7 +145,13 @@ class PerEventTraining:
         resolved = ResolvedGroup.resolve(self.optimizer.rule, self.optimizer.confidence, group)
         return KernelBatch(resolved, list(slots.values())), slots
 
-    def _encode(self, features: Columns, entries: int) -> EncodedEvents:
+    def _encode(self, features: Columns, entries: int) -> tuple[Array, Array | None, Array]:
+        """Convert events to the layout of the kernels.
+
+        Returns:
+            The table rows of each event (events, entries), the weight of each row in the mean of its list (None if all
+            are 1), and the numbers.
+        """
         inputs = self.inputs
         count = len(next(iter(features.values())))
         rows = np.empty((count, entries), np.int64)
@@ -173,8 +166,8 @@ class PerEventTraining:
                 weights[:, start:end] = _mean_weights(values, inputs.zero_is_missing[name]) if is_list else 1
             start = end
         columns = [features[name].reshape(count, -1) for name in inputs.numbers]
-        numbers = np.concatenate(columns, 1) if columns else np.empty((count, 0), np.float32)
-        return EncodedEvents(rows, weights, np.ascontiguousarray(numbers))
+        numbers = np.concatenate(columns, 1, dtype=np.float64) if columns else np.empty((count, 0))
+        return rows, weights, np.ascontiguousarray(numbers)
 
 
 def _mean_weights(ids: Array, zero_is_missing: bool) -> Array:
@@ -202,7 +195,8 @@ def _layout(inputs: Inputs) -> Layout:
         bin_starts=inputs.bin_starts.numpy().copy(),
         bins=BINS,
         count=normalizer.count,
-        mean=normalizer.mean,
-        variance=normalizer.variance,
-        memory=MEMORY,
+        sample=normalizer.sample,
+        sample_size=SAMPLE_SIZE,
+        slot_stride=SLOT_STRIDE,
+        max_shift=MAX_SHIFT,
     )

@@ -28,6 +28,7 @@ MAX_ROWS = 2**32
 OUT_OF_MEMORY = -2
 """The value that the C functions return if they cannot allocate memory."""
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class Layout:
     bins: int
     """The number of bins of a number."""
     count: Tensor
-    """The number of observations of each number (float64), like `mean` and `variance` from `NumberNormalizer`."""
-    mean: Tensor
-    variance: Tensor
-    memory: float
-    """The limit of `count`."""
+    """The state of `NumberNormalizer`, which `sample` and the constants that follow also belong to."""
+    sample: Tensor
+    sample_size: int
+    slot_stride: int
+    max_shift: int
 
     @property
     def numbers(self) -> int:
@@ -104,16 +105,16 @@ class PerEventModel:
             part["counts"] = 0 if slot.counts is None else slot.counts.data_ptr()
             part["rows"] = len(slot.param) if name in TABLES else 1
             part["width"] = slot.param.numel() // max(int(part["rows"]), 1)
-        model["kernel"], model["bins"], model["max_count"] = kernel_number, layout.bins, layout.memory
-        for name in ("entries", "fields", "numbers"):
+        model["kernel"] = kernel_number
+        for name in ("entries", "fields", "numbers", "bins", "sample_size", "slot_stride", "max_shift"):
             model[name] = getattr(layout, name)
         for name in ("field_of", "alike_from", "bin_starts"):
             model[name] = getattr(layout, name).ctypes.data
-        for name in ("count", "mean", "variance"):
+        for name in ("count", "sample"):
             model[name] = getattr(layout, name).data_ptr()
         self._model = model
 
-    def train(self, rows: Words, weights: Floats | None, numbers: Floats, labels: Floats) -> tuple[Floats, int]:
+    def train(self, rows: Words, weights: Floats | None, numbers: Doubles, labels: Floats) -> tuple[Floats, int]:
         """Predict each event and learn it before the next one is predicted.
 
         The first event whose score or label is not finite is predicted but not learned, and processing stops there.
@@ -130,7 +131,7 @@ class PerEventModel:
             slot.step.fill_(min(step + learned, MAX_STEP))
         return scores, learned
 
-    def predict(self, rows: Words, weights: Floats | None, numbers: Floats) -> Floats:
+    def predict(self, rows: Words, weights: Floats | None, numbers: Doubles) -> Floats:
         """Predict events without learning them."""
         unused = np.empty(0, np.float32)
         return self._call(self.library.c.cadam_score_events, rows, weights, numbers, unused, unused)[0]
@@ -140,7 +141,7 @@ class PerEventModel:
         function: Any,
         rows: Words,
         weights: Floats | None,
-        numbers: Floats,
+        numbers: Doubles,
         labels: Floats,
         step_coefficients: Floats,
     ) -> tuple[Floats, int]:

@@ -9,22 +9,27 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..atomic_write import replace_file
+from ..printable import printable, shell_word
 from . import models
 from .data import inference
+from .data.conversion import MAX_NUMBER
 from .data.inference import ColumnOptions, InferredSchema, take_sample
 from .data.kind import Kind
 from .data.schema import Schema
 from .data.sources import resolve_uri
 from .data.sources.records import list_duplicates
-from .models.model_file import LOG_LOSS, UsageError, build_from_function, is_model_file, load_function
+from .device import select_device
+from .models.model_file import LOG_LOSS, UsageError, build_from_function, is_log_loss, is_model_file, load_function
 from .models.networks import DEFAULT_WIDTH
-from .persistence.checkpoints import has_checkpoints
+from .persistence.checkpoints import list_checkpoints
 from .training_step import Loss
 
 SCHEMA_FILE, MODEL_FILE = "schema.json", "model.json"
@@ -48,6 +53,8 @@ class RunConfig:
     """The width and the hidden layers of a ready-made model, if they were given."""
     inferred: InferredSchema | None = None
     """The result of the schema inference, if the schema was inferred."""
+    device: torch.device | None = None
+    """The device of the model; None for the CPU, or where the function of a user's own model puts it."""
 
     @property
     def has_own_model(self) -> bool:
@@ -56,10 +63,23 @@ class RunConfig:
 
     def write(self, folder: Path) -> None:
         """Write the schema and the model to a checkpoint folder, where `read_config` finds them."""
-        notes = {"ignored": self.inferred.ignored()} if self.inferred else {}
-        self.schema.write(folder / SCHEMA_FILE, **notes)
+        ignored = self.left_out(folder)
+        self.schema.write(folder / SCHEMA_FILE, **({"ignored": ignored} if ignored else {}))
         text = json.dumps({"model": absolute_location(self.model), **self.settings}, indent=2)
         replace_file(folder / MODEL_FILE, f"{text}\n".encode())
+
+    def left_out(self, folder: Path) -> dict[str, str]:
+        """Return the columns that the inferred schema leaves out, with the reasons.
+
+        If the schema was inferred by an earlier run, they are a note in the schema of the checkpoint folder.
+        """
+        if self.inferred is not None:
+            return self.inferred.ignored()
+        try:
+            content = json.loads((folder / SCHEMA_FILE).read_text(encoding="utf-8"))
+            return {name: reason for name, reason in content["ignored"].items() if name not in self.schema.features}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}  # there is no such file, or it has no such note
 
     def describe_difference(self, folder: Path) -> str:
         """Describe how the model of a checkpoint folder differs from this one; empty if it does not."""
@@ -84,7 +104,7 @@ def read_config(options: argparse.Namespace, folder: Path | None = None, quiet: 
     Raises:
         UsageError: if the options are invalid, or contradict the files in the folder.
     """
-    uri = data_uri(options)
+    uri, device = data_uri(options), select_device(options.device)
     model, settings = _choose_model(options, folder)
     if not is_model_file(model) and model not in models.MODELS:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
@@ -93,8 +113,10 @@ def read_config(options: argparse.Namespace, folder: Path | None = None, quiet: 
         check_same_schema(schema, folder, in_order=not is_model_file(model))
     if inferred is not None and not quiet:
         print_inferred(inferred)
-    build, loss = model_builder(model, schema, settings)
-    return RunConfig(uri, schema, model, build, loss, settings, inferred)
+    build, loss = model_builder(model, schema, settings, device)
+    if not is_log_loss(loss) and (schema.lowest, schema.highest) == (0, 1):
+        schema = replace(schema, lowest=-MAX_NUMBER, highest=MAX_NUMBER)  # The default is for the log loss.
+    return RunConfig(uri, schema, model, build, loss, settings, inferred, device)
 
 
 # Data and schema -------------------------------------------------------------------------------------------------
@@ -142,8 +164,13 @@ def infer_schema(uri: str, options: argparse.Namespace) -> InferredSchema:
 
 
 def print_inferred(inferred: InferredSchema) -> None:
-    """Print an inferred schema with the reasons."""
-    print("\n".join(inferred.lines(max(80, min(160, shutil.get_terminal_size().columns)))), flush=True)
+    """Print an inferred schema with the reasons. A disk that is full is reported, but does not end the command."""
+    try:
+        print("\n".join(inferred.lines(max(80, min(160, shutil.get_terminal_size().columns)))), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"the inferred schema cannot be printed: {error}", file=sys.stderr)
 
 
 def _choose_schema(
@@ -161,7 +188,7 @@ def _choose_schema(
                 f"{folder / SCHEMA_FILE} contradicts the command: {'; '.join(contradictions)}. Leave these options "
                 "out, edit the file, or give another --checkpoint to start from scratch"
             )
-        print(f"the schema is {folder / SCHEMA_FILE}", file=sys.stderr)
+        print(printable(f"the schema is {folder / SCHEMA_FILE}"), file=sys.stderr)
         return schema, None
     if is_model_file(model) and options.label is None:
         raise UsageError(
@@ -205,7 +232,7 @@ def check_same_schema(schema: Schema, folder: Path, in_order: bool) -> None:
     Raises:
         UsageError: if the schemas differ.
     """
-    if not (folder / SCHEMA_FILE).is_file() or not has_checkpoints(folder):
+    if not (folder / SCHEMA_FILE).is_file() or not list_checkpoints(folder):
         return
     saved = Schema.read(folder / SCHEMA_FILE)
     saved_kinds, kinds = (
@@ -237,23 +264,34 @@ def _ignore_optional_numbers(kind: Kind) -> Kind:
 # Models ----------------------------------------------------------------------------------------------------------
 
 
-def model_builder(model: str, schema: Schema, settings: Mapping[str, Any]) -> tuple[Callable[[], nn.Module], Loss]:
+def model_builder(
+    model: str, schema: Schema, settings: Mapping[str, Any], device: torch.device | None = None
+) -> tuple[Callable[[], nn.Module], Loss]:
     """Return a function that builds a model, and the loss of the model.
+
+    The model is built before it is moved to the device, so that its initial weights do not depend on the device.
 
     Args:
         model: the name of a ready-made model, or FILE.py:FUNCTION.
         schema: the features.
         settings: width and hidden layers of a ready-made model.
+        device: the device of the model; None to leave the model where it was built.
     """
+    build: Callable[[], nn.Module]
     if is_model_file(model):
         module, function = load_function(model)
-        return lambda: build_from_function(model, function, schema), getattr(module, "loss", LOG_LOSS)
-    width, hidden = settings.get("width"), settings.get("hidden")
-    return lambda: models.build(model, schema, width=width, hidden=hidden), LOG_LOSS
+        build, loss = partial(build_from_function, model, function, schema), getattr(module, "loss", LOG_LOSS)
+    else:
+        width, hidden = settings.get("width"), settings.get("hidden")
+        build, loss = partial(models.build, model, schema, width=width, hidden=hidden), LOG_LOSS
+    return build if device is None else lambda: build().to(device), loss
 
 
 def read_model_file(folder: Path) -> tuple[str, dict[str, Any]] | None:
     """Read the model of a checkpoint folder and its settings; None if the folder does not describe one.
+
+    The folder may be untrusted, so a model file that it names must not be imported; see
+    `read_ready_made_model`.
 
     Raises:
         UsageError: if the file is damaged.
@@ -263,6 +301,9 @@ def read_model_file(folder: Path) -> tuple[str, dict[str, Any]] | None:
         return None
     try:
         settings = json.loads(path.read_text("utf-8"))
+        sizes = [settings.get("width") or 1, *(settings.get("hidden") or [])]
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"sizes must be positive integers, got {sizes}")
         return str(settings.pop("model")), settings
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -270,6 +311,21 @@ def read_model_file(folder: Path) -> tuple[str, dict[str, Any]] | None:
             f'{{"model": "{DEFAULT_MODEL}"}}. Give `cadam run` the --model, --width and --hidden of the first run '
             f"(--model {DEFAULT_MODEL} if it had none), which writes the file again"
         ) from error
+
+
+def read_ready_made_model(folder: Path) -> tuple[str, dict[str, Any]] | None:
+    """Read the model of a checkpoint folder as `read_model_file` does, if no code has to be imported to build it.
+
+    Raises:
+        UsageError: if the file is damaged, or if the model is FILE.py:FUNCTION.
+    """
+    saved = read_model_file(folder)
+    if saved is not None and is_model_file(saved[0]):
+        raise UsageError(
+            f"the model of {folder} is {saved[0]}, and a Python file is imported only if you name it yourself. If you "
+            f"trust this file, give --model {shell_word(saved[0])} (in Python: model=...)"
+        )
+    return saved
 
 
 def _describe(model: str, settings: Mapping[str, Any]) -> str:
@@ -298,7 +354,7 @@ def _choose_model(options: argparse.Namespace, folder: Path | None) -> tuple[str
             raise UsageError(f"--hidden should be sizes of layers, as in 64,32; got {options.hidden!r}") from None
     if any(size < 1 for size in (settings.get("width", 1), *settings.get("hidden", ()))):
         raise UsageError("--width and --hidden must be at least 1")
-    saved = None if options.model is not None or folder is None else read_model_file(folder)
+    saved = None if options.model is not None or folder is None else read_ready_made_model(folder)
     model, saved_settings = saved or (options.model or DEFAULT_MODEL, {})
     _check_settings(model, settings)
     return model, {**saved_settings, **settings}

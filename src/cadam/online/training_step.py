@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .data.events import Array, Columns, Events, select_features
+from .models.inputs import cast_features, feature_dtype
+from .models.mode import declared_modules, is_same_in_training
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the mean loss from scores and labels."""
+MIN_WORK_FOR_THREADS = 100_000_000
+"""The number of multiplications of dense weights per step from which on a second thread saves a quarter of the time."""
 MAX_CONSECUTIVE_FAILURES = 1000
 """If more events in a row cannot be scored or learned, the model is considered broken, not the events."""
 _DEVICE_ERRORS = tuple(
@@ -21,8 +25,35 @@ FATAL_ERRORS = (TypeError, MemoryError, *_DEVICE_ERRORS)
 """Errors that no single event causes: the model is called incorrectly, or the machine fails."""
 
 
+def default_threads(model: nn.Module, batch_size: int) -> int:
+    """Return how many threads torch should use for a model: one for a small model, else those of torch.
+
+    In small operations threads mostly wait for each other. On a machine that is busy with other processes, a step then
+    takes many times as long. The number of threads can change the last bits of the weights, so a small number that does
+    not depend on the machine also makes runs reproducible.
+
+    Args:
+        model: the model.
+        batch_size: the number of events per step.
+    """
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    dense = sum(p.numel() for p in model.parameters() if id(p) not in tables)
+    return 1 if dense * batch_size < MIN_WORK_FOR_THREADS else torch.get_num_threads()
+
+
+class ModelOutputError(TypeError):
+    """The model does not return one score per event."""
+
+
 class TrainingStep:
     """Calls a model with features by name, ``model(**features)``, for predictions and for optimizer steps.
+
+    There are three operations: `predict` computes scores, `train` takes an optimizer step, and `learn` does both with
+    one forward pass. An implementation for certain models can override them, with `train_robustly`, and call those of
+    this class, which work with any model, for batches that it does not support. All implementations compute the same
+    scores and weights.
+
+    Features in float64, as those of the kind ``number``, reach the model in the type of `feature_dtype`.
 
     Args:
         model: returns one score per event.
@@ -34,7 +65,11 @@ class TrainingStep:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.learned_events = self.steps = 0
         self.consecutive_unscored = self.consecutive_unlearned = 0
+        self._feature_dtype = feature_dtype(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.has_single_pass = is_same_in_training(model)
+        """Whether `learn` computes one forward pass for the scores and the gradients."""
+        self._declared_modules = declared_modules(model)
         # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
         self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
 
@@ -86,17 +121,16 @@ class TrainingStep:
         return scores, failures
 
     def _forward(self, features: Columns, count: int) -> Tensor:
-        scores = self.model(**{name: self._to_tensor(values) for name, values in features.items()})
+        scores = self.model(**cast_features(self._to_tensors(features), self._feature_dtype))
         if not isinstance(scores, Tensor) or scores.numel() != count:
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"the model must return one score per event: {count} events gave {shape}")
+            raise ModelOutputError(f"the model must return one score per event: {count} events gave {shape}")
         return scores.reshape(count).float()
 
-    def _to_tensor(self, values: Array) -> Tensor:
-        if not values.flags.writeable or not values.flags.c_contiguous:
-            values = np.array(values, order="C")
-        tensor = torch.from_numpy(values)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+    def _to_tensors(self, columns: Columns) -> dict[str, Tensor]:
+        if self._device.type != "cpu":
+            return copy_columns(columns, self._device)
+        return {name: torch.from_numpy(_as_writable(values)) for name, values in columns.items()}
 
     # Training ---------------------------------------------------------------------------------------------------
 
@@ -135,11 +169,49 @@ class TrainingStep:
         self._update(loss, len(columns["label"]))
         return None
 
+    def learn(self, columns: Columns) -> Array | None:
+        """Compute the scores of labeled events, then take one optimizer step on their mean loss.
+
+        One forward pass gives the scores, which are those before the step, and the gradients.
+
+        Args:
+            columns: features and finite labels.
+
+        Returns:
+            The scores, all of them finite; or None if nothing has changed, because scores and gradients need different
+            passes (see `is_same_in_training`), or because an event must be rejected. `predict_robustly` and
+            `train_robustly` process such events.
+        """
+        if not self.has_single_pass:
+            return None
+        buffers = [(buffer, buffer.clone()) for module in self._declared_modules for buffer in module.buffers()]
+        try:
+            labels = self._labels(columns)
+            outputs = self._training_forward(columns)
+            # A copy, because the outputs may share memory with a parameter, or the loss may change them.
+            scores: Array = outputs.detach().cpu().numpy().copy()
+            loss = self.loss(outputs, labels) if np.isfinite(scores).all() else None
+        except Exception:  # the passes one after the other find out which event is the cause, or raise the error
+            loss = None
+        if loss is None:
+            with torch.no_grad():
+                for buffer, earlier in buffers:
+                    buffer.copy_(earlier)
+            return None
+        self._update(loss, len(labels))
+        return scores
+
     def _compute_loss(self, columns: Columns) -> Tensor:
-        labels = self._to_tensor(columns["label"])
+        labels = self._labels(columns)
+        return self.loss(self._training_forward(columns), labels)
+
+    def _labels(self, columns: Columns) -> Tensor:
+        return self._to_tensors({"label": columns["label"]})["label"]
+
+    def _training_forward(self, columns: Columns) -> Tensor:
         _set_mode(self.model, training=True)
         self.optimizer.zero_grad()
-        return self.loss(self._forward(select_features(columns), len(labels)), labels)
+        return self._forward(select_features(columns), len(columns["label"]))
 
     def _update(self, loss: Tensor, events: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -187,6 +259,27 @@ class TrainingStep:
         for name, value in tensors.items():
             if not _is_finite(value):
                 raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
+
+
+def copy_columns(columns: Columns, device: torch.device) -> dict[str, Tensor]:
+    """Copy columns to a device. All columns of one type take one transfer, and no transfer is waited for.
+
+    A transfer takes some microseconds, whatever its size, and is asynchronous only from pinned memory.
+    """
+    tensors: dict[str, Tensor] = {}
+    for dtype in {values.dtype for values in columns.values()}:
+        members = {name: values for name, values in columns.items() if values.dtype == dtype}
+        sizes = [values.size for values in members.values()]
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+        host = torch.empty(sum(sizes), dtype=torch_dtype, pin_memory=device.type == "cuda")
+        np.concatenate([values.reshape(-1) for values in members.values()], out=host.numpy())
+        parts = torch.split(host.to(device, non_blocking=True), sizes)
+        tensors |= {n: part.view(v.shape) for (n, v), part in zip(members.items(), parts, strict=True)}
+    return {name: tensors[name] for name in columns}
+
+
+def _as_writable(values: Array) -> Array:
+    return values if values.flags.writeable and values.flags.c_contiguous else np.array(values, order="C")
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:

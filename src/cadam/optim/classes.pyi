@@ -26,6 +26,7 @@ class Adam(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -53,6 +54,7 @@ class AdamW(Adam):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -80,6 +82,7 @@ class AmsGrad(Adam):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -107,6 +110,7 @@ class SGDM(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -132,6 +136,7 @@ class Lion(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -158,6 +163,7 @@ class RAdam(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -185,6 +191,7 @@ class Yogi(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 
@@ -211,6 +218,7 @@ class AdaBelief(Optimizer):
         row_steps: bool = False,
         replay: bool = True,
         stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         track_alignment: bool = True,
     ) -> None: ...
 

@@ -16,7 +16,7 @@ from ..engines.sparse_reference import sum_duplicates
 DistinctRows: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
 """The distinct rows of some ids, and the index of each id among them. Tables often share their ids."""
 SHORT = 4
-"""Rows per id up to which summing into every row of a CUDA table is faster than sorting the ids."""
+"""Up to this number of rows per id, summing into every row of a CUDA table is faster than sorting the ids."""
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -114,10 +115,12 @@ class Optimizer(torch.optim.Optimizer):
             _check_grad(planned.param, planned.param.grad, group, name)  # type: ignore[arg-type]
             self._check_state(planned.param, group, name)
         existing = set(self.state) if new else set()
+        starts = [0, *accumulate(len(group["params"]) for group in self.param_groups)] if new else []
         try:
             for planned in new:
                 group = plan.resolve(planned.group_number).source
-                slot = self._slot(planned.param, group, names[planned.param])
+                number = starts[planned.group_number] + planned.position
+                slot = self._slot(planned.param, group, names[planned.param], number)
                 plan.set_slot(planned, slot)
         except RuntimeError:
             for param in set(self.state) - existing:
@@ -197,7 +200,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, self._complete_options(self._default_options(), given))
 
     def _patch_step_function(self) -> None:
-        """Bypass the wrapper that torch puts around `step` for hooks and profilers where there are none."""
+        """Bypass the wrapper that torch puts around `step` for hooks and profilers if there are none."""
         cls = type(self)
         unhooked = cls.step
         super()._patch_step_function()
@@ -263,7 +266,7 @@ class Optimizer(torch.optim.Optimizer):
         self._mark(group)
 
     def _mark(self, group: dict[str, Any]) -> None:
-        """Note in a group what its state is, for the optimizer that loads it."""
+        """Store the state's format and the rule in a group. The optimizer that loads the state dict checks them."""
         group.update({checkpoint.FORMAT_KEY: checkpoint.FORMAT, checkpoint.RULE_KEY: self.rule.name})
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -288,12 +291,19 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             raise RuntimeError(f"{name}: its state {key} {problem}; no parameter was changed")
 
-    def _slot(self, param: Tensor, group: Mapping[str, Any], name: str) -> ParamSlot:
-        """Return the slot of a parameter with a gradient. Missing state is created."""
+    def _slot(self, param: Tensor, group: Mapping[str, Any], name: str, number: int = 0) -> ParamSlot:
+        """Return the slot of a parameter with a gradient. Missing state is created.
+
+        Args:
+            param: The parameter.
+            group: Its group.
+            name: How error messages refer to it.
+            number: Its position among all parameters, which gives each its own rounding noise.
+        """
         state: dict[str, Tensor] = self.state[param]
         if not isinstance(state.get("step"), Tensor):
             state["step"] = _new_step(float(state.get("step", 0.0)), param, group)
-        self._complete_state(state, param, param.grad, group)
+        self._complete_state(state, param, param.grad, group, number)
         return ParamSlot(
             real_local(param),
             {buffer: real_local(state[buffer]) for buffer in self.rule.state(group)},
@@ -306,24 +316,21 @@ class Optimizer(torch.optim.Optimizer):
     def _preview_slot(self, param: Tensor, group: Mapping[str, Any]) -> ParamSlot:
         """Return the slot that a parameter will have, without creating its state."""
         with torch.no_grad():
-            local, existing = real_local(param), self.state.get(param, {})
+            existing = self.state.get(param, {})
             is_planned = any(name not in existing for name in self.rule.state(group))
-            state = dict(existing)
+            state = {name: _local(value) for name, value in existing.items()}
             if is_planned:
-                self._complete_state(state, torch.empty_like(local, device="meta"), param.grad, group)
+                self._complete_state(state, torch.empty_like(_local(param), device="meta"), param.grad, group)
             buffers = {name: real_local(state[name]) for name in self.rule.state(group)}
         step = existing.get("step", _new_step(0.0, param, group))
         storage = moment_state.slot_storage(state, self.rule, group)
-        return ParamSlot(local, buffers, step, None, is_planned=is_planned, **storage)
+        return ParamSlot(real_local(param), buffers, step, None, is_planned=is_planned, **storage)
 
     def _complete_state(
-        self, state: dict[str, Any], param: Tensor, grad: Tensor | None, group: Mapping[str, Any]
+        self, state: dict[str, Any], param: Tensor, grad: Tensor | None, group: Mapping[str, Any], number: int = 0
     ) -> None:
         rows = grad is not None and grad.is_sparse
         dtype = _buffer_dtype(param, group)
-        number = len(self.state)  # A new parameter is the last entry of self.state.
-        if moment_state.needs_seed(state, self.rule, group):  # It may also be one of many entries that were loaded.
-            number = next((n for n, other in enumerate(self.state.values(), 1) if other is state), number)
         moment_state.complete_state(state, param, self.rule, group, dtype, rows=rows, number=number)
 
     # Alignment and engines -------------------------------------------------------------------------------------------
@@ -355,14 +362,18 @@ class Optimizer(torch.optim.Optimizer):
         """Return the sum of all alignment counters as a tensor on the device: elements aligned, touched and seen.
 
         Nothing waits for the device, so a CUDA graph can capture this. All parameters must be on one device.
+        A parameter that replaced another one in its group counts from zero.
 
         Raises:
             RuntimeError: If no step was taken yet, or `track_alignment` is False.
         """
-        counts = [self._counts[param] for _, _, param in self._named_params() if param in self._counts]
-        if not counts:
-            raise RuntimeError("there are no alignment counts: no step was taken yet, or track_alignment is False")
-        return torch.stack(counts).sum(0)
+        params = [param for _, _, param in self._named_params()]
+        counts = [self._counter(param) for param in params if param in self._counts]
+        if counts:
+            return torch.stack(counts).sum(0)
+        if params and self._counts:  # All parameters that were updated have been replaced.
+            return alignment.new_counts(params[0].device)
+        raise RuntimeError("there are no alignment counts: no step was taken yet, or track_alignment is False")
 
     def explain(self) -> Explanation:
         """Return the engine that updates each parameter, and the reasons why no faster one does.
@@ -468,6 +479,11 @@ class Optimizer(torch.optim.Optimizer):
             self._mark(group)
 
 
+def _local(value: Any) -> Any:
+    """Return the local shard of a DTensor, and anything else unchanged."""
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
 def _savable(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state dict with the state of each parameter in a form that torch.save accepts."""
     return {**state_dict, "state": {key: row_layout.savable(entry) for key, entry in state_dict["state"].items()}}
@@ -522,7 +538,7 @@ def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
 
 
 def unsupported_dtype(param: Tensor) -> str | None:
-    """Return why no engine updates parameters of this dtype, or None. Quantized models have frozen ones like that."""
+    """Return why no engine updates parameters of this dtype, or None. Quantized models have such frozen parameters."""
     if param.is_complex() or (param.is_floating_point() and param.dtype.itemsize > 1):
         return None
     return f"a parameter of dtype {param.dtype} cannot be optimized (float16, bfloat16, float32, float64, complex can)"

@@ -83,6 +83,9 @@ def check(rule: Rule, options: Mapping[str, Any]) -> None:
     for name in ("foreach", "fused"):
         if options[name] not in (None, True, False):
             raise ValueError(f"Invalid {name} value: {options[name]!r} (None, True or False)")
+    seed = options["rounding_seed"]
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"Invalid rounding_seed value: {seed!r} (an integer from 0 to 2**63 - 1)")
     dtype = options["state_dtype"]
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"Invalid state_dtype value: {dtype!r} (None or a floating-point torch.dtype)")

@@ -65,7 +65,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "moments": (
         str,
         'Storage of the moments: ``"float32"``, ``"bfloat16"`` or ``"int8"`` (one byte and a shared scale). The latter '
-        "two use stochastic rounding, which is reproducible with torch.manual_seed; arithmetic stays float32.",
+        "two use stochastic rounding, see `rounding_seed`; arithmetic stays float32.",
     ),
     "second_moment": (
         str,
@@ -83,8 +83,12 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "stochastic_rounding": (
         bool,
-        "Whether bfloat16 parameters are rounded stochastically, so that small steps are not lost; on CUDA only, "
-        "reproducible with torch.manual_seed.",
+        "Whether bfloat16 parameters are rounded stochastically, so that small steps are not lost; on CUDA only.",
+    ),
+    "rounding_seed": (
+        int,
+        "Seed of stochastic rounding. The noise depends on it, on the position of the parameter in the optimizer and "
+        "on the step, not on torch.manual_seed, so replicas stay equal. A parameter that has state keeps its seed.",
     ),
     "track_alignment": (bool, "Whether to count aligned elements; `alignment()` returns their share."),
 }

@@ -25,8 +25,8 @@ _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **options: Any) -> dict[str, Tensor]:
     """Return the optimizer state of a table, for `update_`.
 
-    Quantized moments consist of several tensors; keep all of them. Their stochastic rounding is reproducible from
-    torch.manual_seed. On CUDA several tensors may share one memory; torch.save needs `.contiguous()` copies of them.
+    Quantized moments consist of several tensors; keep all of them. Give each table another `rounding_seed` for
+    independent rounding noise. On CUDA several tensors may share one memory; torch.save needs `.contiguous()` copies.
 
     Args:
         table: The table, with rows first.

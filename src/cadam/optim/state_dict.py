@@ -36,7 +36,12 @@ MAXIMUM = "max_exp_avg_sq"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """If a state has one of these buffers and the optimizer's rule does not use it, the state was made by another rule."""
 TORCH_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
-PACKAGE_ENTRIES = (FORMAT_KEY, RULE_KEY, *(name for name in EXECUTION_OPTIONS if name not in TORCH_OPTIONS))
+PACKAGE_ENTRIES = (
+    FORMAT_KEY,
+    RULE_KEY,
+    "rounding_seed",
+    *(name for name in EXECUTION_OPTIONS if name not in TORCH_OPTIONS),
+)
 """Entries of a group that torch.optim does not have."""
 
 State = dict[Any, Any]

@@ -21,6 +21,7 @@ COMMON: Mapping[str, Any] = {
     **STORAGE_DEFAULTS,
     "replay": True,
     "stochastic_rounding": False,
+    "rounding_seed": 0,
     "track_alignment": True,
 }
 """Options of every optimizer in addition to those of its rule, with their defaults."""

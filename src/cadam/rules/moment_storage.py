@@ -13,16 +13,18 @@ Both formats use stochastic rounding: a value is rounded to one of its two neigh
 expected result is the value itself. A first moment below the smallest quantized value becomes zero. A second moment
 there is rounded up to the smallest quantized value, since the step divides by its square root.
 
-The random bits are a hash of the parameter's seed, the step number and the index of the element, so every engine draws
-the same bits with any number of threads. Two neighboring elements share one 32-bit word. For the first quantized
-buffer of a rule, the element with the even index uses the lower 16 bits and the other one the upper 16; for the second
-buffer it is the other way round. So neighbors use different bits for each of their moments, and an element uses
-different bits for its two moments.
+The random bits are a hash of the parameter's seed (`parameter_seed`), the step number and the index of the element. So
+every engine draws the same bits with any number of threads, and the replicas of a distributed training stay equal. Two
+neighboring elements share one 32-bit word. For the first quantized buffer of a rule, the element with the even index
+uses the lower 16 bits and the other one the upper 16; for the second buffer it is the other way round. So neighbors use
+different bits for each of their moments, and an element uses different bits for its two moments.
 
-With scale exponent e (the exponent field of the largest element's float32), the quantized value q with k mantissa bits
-stands for the float32 with the bits ``(q << (23 - k)) + ((e - 31) << 23)``; q = 0 stands for zero. Quantization is
-integer arithmetic on these bits. If an element of the row or block is infinite or NaN, e is `NONFINITE_SCALE`, and
-every quantized value except zero stands for NaN.
+With scale exponent e, the quantized value q with k mantissa bits stands for the float32 with the bits
+``(q << (23 - k)) + ((e - 31) << 23)``; q = 0 stands for zero. Quantization is integer arithmetic on these bits: they
+are rounded to k mantissa bits, e is the exponent field of the largest rounded element, and q is the difference to the
+smallest value. The largest q stands for NaN (`NAN_VALUES`). It stores infinite and NaN elements, which do not count for
+e, so they do not affect the other elements of their row or block. If a finite element would get this q, e is one
+larger. Elements that would then need e = 255, those that round to 1.75 * 2**127 or more, are stored as NaN too.
 """
 
 from __future__ import annotations
@@ -38,11 +40,10 @@ BLOCK_SIZE = 256
 """Number of elements of a dense parameter that share a scale."""
 MIN_SCALE = 32
 """The smallest scale exponent: below it, quantized values would stand for subnormal numbers."""
-NONFINITE_SCALE = 255
-"""The scale exponent of a row or block with an infinite or NaN element."""
-NONFINITE_BASE = 0x78000000
-"""The number that is subtracted from the float32 bits when a row or block with an infinite or NaN element is quantized.
-Only its infinite and NaN elements stay above zero."""
+NAN_VALUES = {kind: (32 << bits) - 1 for kind, bits in MANTISSA_BITS.items()}
+"""The quantized value, without its sign, that stands for NaN, by kind of moment."""
+NONFINITE_EXPONENT = 255
+"""The exponent field of infinite and NaN float32 numbers."""
 MAX_EXACT_STEP = 2.0**24
 """Beyond this step count, float32 cannot represent step + 1; counting continues with the next larger float32."""
 SEED = "rounding_seed"
@@ -65,6 +66,18 @@ def mix_bits(x: Any) -> Any:
     x = (x ^ (x >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ (x >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
     return x ^ (x >> 16)
+
+
+def parameter_seed(rounding_seed: int, number: int) -> int:
+    """Return the seed of the stochastic rounding of one parameter.
+
+    It depends on nothing that differs between the processes of a distributed training.
+
+    Args:
+        rounding_seed: The option of the same name.
+        number: A number that gives each parameter its own seed: its position among all parameters of the optimizer.
+    """
+    return mix_bits(number) << 31 ^ rounding_seed  # type: ignore[no-any-return]
 
 
 def noise_key(seed: int, step: Any) -> Any:

@@ -8,8 +8,7 @@
     p <- p * (1 - lr * weight_decay)    decoupled weight decay (https://arxiv.org/abs/1711.05101), not masked
     p <- p - lr * step
 
-The mask is that of "CAdam: Confidence-Based Optimization for Online Learning" (https://arxiv.org/abs/2411.19647): an
-element moves only where momentum and gradient have the same sign. Moments are always updated.
+The mask is in `confidence`. Moments are always updated.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from . import Options, Rule
+from . import Options, Rule, confidence
 
 
 class ScalarFunctions:
@@ -148,10 +147,9 @@ class Update:
         result = self.rule.update(g, s, c, f)
         alignment, step = None, result.step
         if self.confidence or self.tracks_alignment:
-            # The product m * g would underflow for small values. A NaN in the momentum stays NaN and is not masked.
-            alignment = result.momentum * f.sign(g)
+            alignment = confidence.agreement(result.momentum, g, f)
         if self.confidence:
-            step = f.mask(alignment, step)
+            step = confidence.mask(alignment, step, f)
         if self.decay in ("decoupled", "both"):
             p = p * c.shrink
         return UpdateResult(p - step * c.lr, result.state, alignment)

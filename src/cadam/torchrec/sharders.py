@@ -161,7 +161,7 @@ def _check_supported(sharding: Any, supported: tuple[type, ...]) -> None:
 
 
 def _broadcast_replicas(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
-    """Copy the replicated tables and their seeds from rank 0, as DistributedDataParallel does.
+    """Copy the replicated tables from rank 0, as DistributedDataParallel does.
 
     They stay equal, because all ranks make the same updates.
     """
@@ -169,9 +169,6 @@ def _broadcast_replicas(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
         if isinstance(sharding, REPLICATED):
             for tables in _tables_of_lookup(lookup):
                 dist.broadcast(tables.flat_weights(), group=tables.replicas, group_src=0)
-                seed = torch.tensor(tables.seed, device=tables.flat_weights().device)
-                dist.broadcast(seed, group=tables.replicas, group_src=0)
-                tables.set_seed(int(seed))
 
 
 class _Sharder:

@@ -146,7 +146,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self.output_dtype_as_torch: torch.dtype = output_dtype.as_dtype()
         # Allocate the weights again in huge pages.
         self.weights_host.data = filled_like(self.weights_host, 0.0, self.weights_host.dtype)
-        self._merge, self.seed = merge, torch.initial_seed() % 2**63
+        self._merge = merge
         self.on_state_replaced: Callable[[], None] = lambda: None
         """Called after `set_storage` has allocated new state."""
         self._allocate_state()
@@ -155,8 +155,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         widths = (specs[table][1] for table in feature_table_map)
         self._columns = [0, *accumulate(widths)]
         """The first column of each feature in the result of a pooled lookup, and the end of the last one."""
-        self._groups = self._build_groups(merge)
         self.shard_offsets = [(0, 0)] * len(specs) if shard_offsets is None else list(shard_offsets)
+        self._groups = self._build_groups(merge)
         heights = (spec[0] for spec in specs)
         self._first_rows = torch.tensor([0, *accumulate(heights)], device=self.flat_weights().device)
         """The first row of each table, counted over all tables, and the end of the last one."""
@@ -195,11 +195,6 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             for name, one in example.items()
         }
 
-    def set_seed(self, seed: int) -> None:
-        """Set the seed of the stochastic rounding of quantized moments. Call it before the first step."""
-        self.seed = seed
-        self._groups = self._build_groups(self._merge)
-
     def set_storage(self, moments: str, second_moment: str, row_steps: bool) -> None:
         """Change how the moments are stored, and convert their values.
 
@@ -216,7 +211,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             return
         old_states, rule = self.get_optimizer_state(), self.optimizer_class.rule
         if self.is_quantized:
-            old_states = [{**state, SEED: moment_state.new_seed(0)} for state in old_states]
+            old_states = [{**state, SEED: moment_state.new_seed(self.options, 0)} for state in old_states]
         self.options.update(storage)
         self._allocate_state()
         dtype = torch.bfloat16 if moments == "bfloat16" else torch.float32
@@ -244,7 +239,9 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 for name, buffer in self.flat_state.items()
             }
             if self.is_quantized:
-                state[SEED] = moment_state.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
+                # Replicas have the same name and offset, so they round alike. Other shards have other offsets.
+                shard = f"{self.table_names[tables[0]]} {self.shard_offsets[tables[0]]}"
+                state[SEED] = moment_state.new_seed(self.options, zlib.crc32(shard.encode()))
             update = RowUpdate(
                 weights[elements].view(-1, width),
                 state,

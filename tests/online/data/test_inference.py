@@ -170,7 +170,7 @@ def test_json_lines_may_contain_booleans_lists_nested_objects_and_missing_values
     assert found.schema.features["tags"].endswith("[4]?")
     assert found.schema.features["price"] == "number?"
     assert found.schema.user == "userId:text"
-    assert list(found.ignored()) == ["geo"]
+    assert list(found.ignored()) == ["geo.lat"]
     assert read(path, found.schema) == (ROWS, [])
     batch = next(iter(open_source(f"jsonl:{path}", found.schema)))
     price, mobile = batch.events.features["price"], batch.events.features["mobile"]  # type: ignore[union-attr]
@@ -195,7 +195,7 @@ def test_parquet_may_contain_lists_nulls_timestamps_and_decimals(tmp_path: Path)
     pq.write_table(table, tmp_path / "a.parquet")
     schema = inferred(tmp_path / "a.parquet", label="paid").schema
     assert schema.features["vector"] == "number[2]?"
-    assert schema.features["history"].endswith("[16]?")
+    assert schema.features["history"].endswith("[last 24]?")
     assert schema.features["cost"] == "number?"
     assert (schema.time, schema.user) == ("event_time", "user")
     assert read(tmp_path / "a.parquet", schema) == (ROWS, [])
@@ -216,7 +216,7 @@ def test_useless_columns_are_left_out_and_suspicious_data_is_a_warning(tmp_path:
     path = write_csv(tmp_path / "a.csv", given)
     found = inferred(path)
     assert set(found.ignored()) == {"id", "constant"}
-    assert found.schema.features["title"].endswith("[16]?")
+    assert found.schema.kinds["title"].name == "words"
     assert found.schema.features["genres"].endswith("[16]?")
     assert found.schema.features["bid"] == "number?"
     assert found.schema.missing == {name: ["NA"] for name in ("when", "seconds", "bid")}
@@ -224,6 +224,45 @@ def test_useless_columns_are_left_out_and_suspicious_data_is_a_warning(tmp_path:
         assert any(word in warning for warning in found.warnings), word
     assert not any("--ignore bid" in warning for warning in found.warnings)
     assert read(path, found.schema) == (ROWS, [])
+
+
+def test_a_time_with_few_gaps_is_a_warning_with_their_share_and_is_checked_for_order(tmp_path: Path) -> None:
+    when = ["" if row % 100 == 7 else text for row, text in enumerate(times("%Y-%m-%d %H:%M:%S")[::-1])]
+    rare = [text if row % 2 else "" for row, text in enumerate(times("%Y-%m-%d %H:%M:%S")[::-1])]
+    given = {"at": when, "price": column("price"), "click": column("click")}
+    path = write_csv(tmp_path / "a.csv", given)
+    found, with_option = inferred(path), inferred(path, time="at")
+    assert found.schema.time is None
+    assert read(path, found.schema) == (ROWS, [])
+    assert any("1.0%" in warning and "'at'" in warning and "--time at" in warning for warning in found.warnings)
+    assert any("1.0%" in warning and "will be rejected" in warning for warning in with_option.warnings)
+    assert read(path, with_option.schema) == (ROWS - 6, ["missing field 'at'"] * 6)
+    for report in (found, with_option):
+        assert any("not sorted" in warning and "'at'" in warning for warning in report.warnings)
+    sparse = inferred(write_csv(tmp_path / "b.csv", {**given, "at": rare}))
+    assert not any("'at'" in warning for warning in sparse.warnings)
+
+
+@pytest.mark.parametrize(
+    ("form", "advice"),
+    [
+        (lambda price: f"{price:.2f}".replace(".", ","), '"decimal": ","'),
+        (lambda price: f"{1000 * price:,.2f}", "decimal point"),
+        (lambda price: f"${price:.2f}", "Remove the sign"),
+        (lambda price: f"-{price:.2f} €".replace(".", ","), "Remove the sign"),
+        (lambda price: f"{price:.0f}%", "Remove the sign"),
+    ],
+)
+def test_numbers_with_a_comma_or_a_sign_are_a_warning(form: Any, advice: str, tmp_path: Path) -> None:
+    prices = ["N/A" if row % 50 == 0 else form(price) for row, price in enumerate(column("price"))]
+    genres = [",".join(str(number) for number in range(row % 5)) for row in range(ROWS)]
+    path = write_csv(tmp_path / "a.csv", {"price": prices, "list": genres, "click": column("click")})
+    found = inferred(path)
+    (warning,) = [warning for warning in found.warnings if "look like numbers" in warning]
+    assert repr(prices[1]) in warning
+    assert "'price'" in warning
+    assert advice in warning
+    assert not any("look like numbers" in warning for warning in inferred(path, ignore=("price",)).warnings)
 
 
 def test_a_missing_marker_of_one_column_is_a_value_in_text_and_in_the_label(tmp_path: Path) -> None:
@@ -303,7 +342,7 @@ def test_a_label_is_derived_from_a_column(
 
 @pytest.mark.parametrize(
     ("values", "advice"),
-    [([0.5, 1, 2, 3, 4, 5], "--label 'y>=3'"), (["sold", "lost"], "--label 'y==sold'"), ([7], "--label y")],
+    [([0.5, 1, 2, 3, 4, 5], "--label 'y>=3'"), (["sold", "lost"], "--label y==sold"), ([7], "--label y")],
 )
 def test_an_unclear_label_is_an_error_that_suggests_an_option(values: list[Any], advice: str, tmp_path: Path) -> None:
     y = [values[row % len(values)] for row in range(ROWS)]
@@ -479,8 +518,8 @@ def test_a_single_line_that_is_not_utf8_is_a_warning(tmp_path: Path) -> None:
         ("a,click\n", "no rows"),
         ("a click\n1 0\n2 1\n", "comma, semicolon, tab, bar"),
         ("1,0\n2,1\n3,0\n", "c1 to c2"),
-        ("a,click\n1,not bought\n2,bought\n3,bought\n", "--label 'click==bought'"),
-        ("a,click\n1,stayed\n2,left\n3,stayed\n", "--label 'click==left'"),
+        ("a,click\n1,not bought\n2,bought\n3,bought\n", "--label click==bought"),
+        ("a,click\n1,stayed\n2,left\n3,stayed\n", "--label click==left"),
         ("a,clicked\n1,0\n2,1\n", "'clicked'?"),
         ("a,click\n1,\n2,\n", "'click'"),
     ],

@@ -246,8 +246,8 @@ def test_every_source_yields_all_events_unchanged_and_in_order(
     assert all_ids(batches) == list(range(1000))
     for name in ("user", "item", "price"):
         values = np.concatenate([batch.events.features[name] for batch in batches if batch.events])
-        assert values.tobytes() == columns[name].tobytes()
-        assert values.dtype == (np.float32 if name == "price" else np.int64)
+        assert values.dtype == (np.float64 if name == "price" else np.int64)
+        assert values.tobytes() == columns[name].astype(values.dtype).tobytes()
     labels = np.concatenate([batch.events.labels for batch in batches if batch.events])
     assert labels.tobytes() == columns["click"].tobytes()
     assert max(len(batch.events) for batch in batches if batch.events) == 7
@@ -682,9 +682,9 @@ def test_every_distinct_text_is_converted_once_if_there_are_separate_labels(
     converted: list[Any] = []
     original = conversion._integer_of_text
 
-    def counted(value: Any) -> Any:
+    def counted(value: Any, has_comma: bool) -> Any:
         converted.append(value)
-        return original(value)
+        return original(value, has_comma)
 
     monkeypatch.setattr(conversion, "_integer_of_text", counted)
     schema = Schema({"word": "hash:1000"}, id="event")
@@ -756,7 +756,7 @@ def test_equal_values_in_csv_and_json_have_the_same_hash(kind: str, value: Any, 
 
 
 def test_texts_of_integers_beyond_the_precision_of_floats_are_hashed_as_text() -> None:
-    texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "TRUE"]
+    texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "tRUE"]
     buckets = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
     meant = convert([2**53 + 2, 3, 1], Kind("hash", 1_000_003))[0].tolist()
     assert buckets[1] == meant[0]
@@ -1198,3 +1198,61 @@ def test_a_split_batch_keeps_separate_labels_after_the_events_before_them(size: 
         return ids
 
     assert arrivals(parts) == arrivals([batch]) == [-50, 0, 1, -1, 2, -2, 3, 4, 5, 6, -5, -6]
+
+
+# Brokers -----------------------------------------------------------------------------------------------------------
+
+
+class ImpatientConsumer(PartialConsumer):
+    """A Kafka consumer that waits only briefly for brokers."""
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return self.consumer.list_topics(topic, timeout=0.3)
+
+
+def test_a_broker_that_cannot_be_reached_is_one_message_that_names_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    caplog.set_level(logging.DEBUG, "cadam.online")
+    source = KafkaSource("127.0.0.1:9", "clicks", SCHEMA)
+    source.consumer = ImpatientConsumer(source.consumer)  # type: ignore[assignment]
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9.*refused"):
+        source.sample()
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+    assert caplog.records  # The log of the client is there for those who ask for it.
+
+
+@pytest.mark.parametrize("knows_additions", [True, False])
+def test_the_backlog_of_a_redis_stream_is_the_number_of_entries_after_the_position(
+    knows_additions: bool, server: Server
+) -> None:
+    trimmed = 40
+
+    def opened() -> RedisSource:
+        source = RedisSource(server.url, "clicks", SCHEMA, batch_size=30)
+        original = source.client.xinfo_stream
+
+        def xinfo_stream(name: str) -> Any:  # The number of added entries, which Redis 7 returns, or none.
+            info = {key: value for key, value in original(name).items() if key != "entries-added"}
+            return {**info, "entries-added": info["length"] + trimmed} if knows_additions else info
+
+        source.client.xinfo_stream = xinfo_stream  # type: ignore[method-assign, assignment]
+        return source
+
+    server.fill("clicks", table(100), 100)
+    source = opened()
+    batches = iter(source)
+    next(batches)
+    assert source.backlog() == 70
+    again = opened()
+    again.load_state_dict(source.state_dict())
+    assert again.backlog() == 70
+    server.client.xtrim("clicks", maxlen=60, approximate=False)
+    trimmed += 40
+    assert again.backlog() == (60 if knows_additions else None)
+    assert len(all_ids(read(again))) == 60
+    assert again.backlog() == 0
+    server.fill("clicks", table(7, first=100), 7)
+    assert again.backlog() == 7
+    server.stop()
+    assert again.backlog() is None
+    server.start()

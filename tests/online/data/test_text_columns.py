@@ -30,7 +30,8 @@ SCHEMAS = [
     Schema({"a": "hash:97?", "b": "category:20?", "c": "number?"}, label="y", missing=["NA", "nan"]),
     Schema({"a": "hash:1000003", "b": "hash:7[2]?", "c": "number"}, label="y", id="i:text", user="u"),
     Schema({"a": "hash:1000003", "c": "number?", "t": "clock?"}, label="y>=1", id="i", time="t"),
-    Schema({"a": "hash:3"}, label="a==abc"),
+    Schema({"b": "hash:3"}, label="a==abc"),
+    Schema({"a": "words:97[3]?", "b": "hash:7[last 2]?", "c": "words:50[2]"}, label="y", id="i:text"),
 ]
 NAMES = ["a", "b", "c", "y", "i", "u", "t", "z"]
 
@@ -92,13 +93,13 @@ def everything(path: Path, schema: Schema, form: Format, size: int) -> tuple[lis
         events = {} if batch.events is None else batch.events.columns()
         columns = {name: (column.dtype.str, column.shape, column.tolist()) for name, column in events.items()}
         labels = None if batch.labels is None else (batch.labels.ids.tolist(), batch.labels.labels.tolist())
-        found.append((repr(columns), labels, batch.rejected))
+        found.append((repr(columns), labels, batch.rejected, batch.missing_columns))
     return found, source.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(30))
 def test_compiled_code_and_python_convert_lines_to_the_same_events_and_reasons(
     form: Format, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from cadam import CAdam
 from cadam.online import Events, Learner, Schema, models
 from cadam.online.models import MLP, MODELS, NumberNormalizer, pairwise_interactions
+from cadam.online.models.model_file import LOG_LOSS
 
 SCHEMA = Schema(
     {
@@ -75,35 +77,84 @@ def test_every_model_learns_an_informative_feature(name: str) -> None:
     assert learner.log_loss.mean < 0.95 * np.log(2)
 
 
-def test_numbers_are_normalized_by_the_statistics_of_all_learned_events() -> None:
-    random = np.random.default_rng(0)
-    numbers = random.normal(3, 2, size=(1000, 2)).astype(np.float32)
-    numbers[::7, 1] = np.nan
-    layer = NumberNormalizer(2).train()
-    for part in np.array_split(numbers, 9):
-        layer(torch.from_numpy(part))
-    tamed = np.arcsinh(numbers.astype(np.float64))
-    np.testing.assert_allclose(layer.mean, np.nanmean(tamed, 0), rtol=1e-10)
-    np.testing.assert_allclose(layer.variance, np.nanvar(tamed, 0), rtol=1e-10)
-    assert layer.count.tolist() == [1000, np.isfinite(numbers[:, 1]).sum()]
-    before = {name: value.clone() for name, value in layer.state_dict().items()}
-    scaled, missing = layer.eval()(torch.from_numpy(numbers))
-    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-    expected = (tamed - np.nanmean(tamed, 0)) / np.nanstd(tamed, 0)
-    np.testing.assert_allclose(scaled.numpy(), np.nan_to_num(expected).clip(-8, 8), atol=1e-5)
-    assert missing.numpy().tolist() == np.isnan(numbers).tolist()
+def normalized(numbers: np.ndarray, batch_size: int = 100) -> np.ndarray:
+    """Ranks of numbers that are learned in batches, each by the batches before it."""
+    layer, parts = NumberNormalizer(numbers.shape[1]).train(), range(0, len(numbers), batch_size)
+    return np.concatenate([layer(torch.from_numpy(numbers[at : at + batch_size]))[0].numpy() for at in parts])
 
 
-def test_numbers_are_normalized_to_0_before_anything_is_learned() -> None:
-    scaled, _ = NumberNormalizer(1).eval()(torch.tensor([[1e18], [-5.0]]))
-    assert scaled.tolist() == [[0.0], [0.0]]
-
-
-def test_an_outlier_does_not_compress_the_other_numbers() -> None:
+def test_numbers_are_normalized_to_ranks_among_earlier_numbers_only() -> None:
     layer = NumberNormalizer(1).train()
-    numbers = torch.cat([torch.linspace(1, 100, 999), torch.tensor([1e18])])[:, None]
-    scaled, _ = layer(numbers)
-    assert scaled[998] - scaled[0] > 0.5
+    first, _ = layer(torch.tensor([[3.0], [1.0], [2.0], [2.0]]))
+    assert first.flatten().tolist() == [0.5] * 4  # there is no earlier number
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    ranks, missing = layer.eval()(torch.tensor([[0.0], [2.0], [9.0], [math.nan]]))
+    assert ranks.flatten().tolist() == pytest.approx([0.1, 0.5, 0.9, 0.5])
+    assert missing.flatten().tolist() == [False, False, False, True]
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_the_sample_of_numbers_represents_at_least_the_last_half_of_the_events() -> None:
+    numbers = np.stack([np.random.default_rng(0).normal(size=40_000), np.arange(40_000.0)], 1)
+    numbers[::4, 0] = np.nan
+    layer = NumberNormalizer(2).train()
+    for part in np.split(numbers, [1, 50, 5_000, 5_001, 10_000, 15_000, 20_000, 25_000, 30_000]):  # batches of any size
+        layer(torch.from_numpy(part))
+    assert layer.count.tolist() == [30_000, 40_000]
+    assert bool((layer.sample.diff(dim=1) >= 0).all())
+    probabilities = np.linspace(0.05, 0.95, 10)
+    found = np.quantile(layer.sample.numpy(), probabilities, axis=1).T
+    assert np.abs(found[0] - np.nanquantile(numbers[:, 0], probabilities)).max() < 0.25
+    assert 0 < layer.sample[1, 0] < 20_000
+    assert layer.sample[1, -1] > 39_000
+
+
+@pytest.mark.parametrize(("origin", "unit"), [(0, 1e3), (0, 1e9), (1e8, 10), (1e9, 10), (-5, 1e-6)])
+def test_normalized_numbers_do_not_depend_on_unit_and_origin(origin: float, unit: float) -> None:
+    numbers = np.round(np.random.default_rng(0).normal(size=(2_000, 1)), 3)
+    np.testing.assert_array_equal(normalized(origin + unit * numbers), normalized(numbers))
+
+
+def test_an_outlier_and_a_constant_do_not_disturb_the_normalization() -> None:
+    numbers = np.tile(np.linspace(1, 100, 500), 4)[:, None]
+    spoiled = np.concatenate([numbers, np.full((2_000, 1), 7.0)], 1)
+    spoiled[3, 0] = 1e18
+    ranks = normalized(spoiled)
+    assert np.abs(ranks[500:, :1] - normalized(numbers)[500:]).max() < 0.01
+    assert (ranks[:, 1] == 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["linear", "deepfm"])
+def test_scores_do_not_depend_on_unit_and_origin_of_a_number(name: str) -> None:
+    random = np.random.default_rng(0)
+    numbers = np.round(random.normal(size=3_000), 3)
+    labels = random.random(3_000) < 1 / (1 + np.exp(-2 * numbers))
+    scores = []
+    for values in (numbers, 1e9 + 10 * numbers):
+        torch.manual_seed(0)
+        schema = Schema({"x": "number"}, label="y")
+        model = models.build(name, schema)
+        learner = Learner(model, CAdam(model.named_parameters(), lr=0.01), LOG_LOSS)
+        records = [{"x": float(x), "y": bool(y)} for x, y in zip(values, labels, strict=True)]
+        events = schema.convert_records(records, [""] * 3_000).events
+        assert events is not None
+        scores.append(np.concatenate([learner.learn(events.take(slice(i, i + 100))) for i in range(0, 3_000, 100)]))
+    np.testing.assert_array_equal(scores[0], scores[1])
+
+
+def test_a_model_without_normalization_gets_numbers_in_the_type_of_its_parameters() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x[:, None]).squeeze(1)
+            return out
+
+    for model in (Own(), Own().double()):
+        learner = Learner(model, CAdam(model.parameters()), nn.functional.mse_loss)
+        assert np.isfinite(learner.predict(Events({"x": np.array([1.5, 2.5])}))).all()
 
 
 def test_pairwise_interactions_are_the_inner_products_of_all_pairs() -> None:

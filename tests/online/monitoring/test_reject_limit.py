@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from cadam.cli import main
-from cadam.online import Batch, Console, Rejected, Schema
+from cadam.online import Batch, Console, Labels, Learner, Rejected, Schema
 from cadam.online.metrics.log_loss import LogLoss
 from cadam.online.monitoring import reject_limit
 from cadam.online.monitoring.baseline_check import BaselineCheck
@@ -373,7 +374,54 @@ def test_unpredictable_labels_are_not_blamed_on_the_learning_rate() -> None:
     check = BaselineCheck()
     check._first_half = LogLoss(2000, 500, 1125.0, 500)
     late = LogLoss(2000, 500, 1126.0, 500)
-    assert "features may not contain" in check._advice(late)
+    assert "features may not contain" in check._rate_advice(late)
+
+
+def useless_learner(batch_size: int, **options: Any) -> Learner:
+    """A learner that hardly moves, so that it is no better than a constant."""
+    ours = learner(batch_size=batch_size, **options)
+    for group in ours.optimizer.param_groups:
+        group["lr"] = 1e-5
+    return ours
+
+
+def test_the_learning_rate_is_not_blamed_after_few_steps() -> None:
+    check = BaselineCheck()
+    ours = useless_learner(100, reports=[check])
+    ours.run(Replayed([events(100, seed=n % 5, first=100 * n) for n in range(60)]))
+    warning = check.warning(ours)
+    assert "60 steps" in warning
+    assert "--lr" not in warning
+
+
+def test_the_learning_rate_is_not_blamed_if_labels_are_late() -> None:
+    check = BaselineCheck()
+    ours = useless_learner(10, reports=[check])
+    batches = [events(100, seed=n % 5, first=100 * n) for n in range(60)]
+    unlabeled = [replace(one, labels=None) for one in batches]
+    labels = [Labels(one.ids, one.labels) for one in batches if one.ids is not None and one.labels is not None]
+    ours.run(Replayed([*unlabeled, *labels]))
+    warning = check.warning(ours)
+    assert "up to 6,000 events waited" in warning
+    assert "--lr" not in warning
+
+
+def test_the_learning_rate_is_not_blamed_if_columns_were_left_out() -> None:
+    check = BaselineCheck(["title", "comment"])
+    ours = useless_learner(20, reports=[check])
+    ours.run(Replayed([events(20, seed=n % 5, first=20 * n) for n in range(300)]))
+    warning = check.warning(ours)
+    assert "title, comment" in warning
+    assert "--lr" not in warning
+
+
+def test_the_left_out_columns_are_known_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{n % 7},always,{n % 2}" for n in range(300)]
+    Path("clicks.csv").write_text("\n".join(["user,nothing,click", *lines]), encoding="utf-8")
+    for count in (100, 200):
+        assert main.main(["run", "clicks.csv", "--label", "click", "--events", str(count), "--quiet"]) == 0
+        assert "nothing" in json.loads(Path("runs/clicks/schema.json").read_text("utf-8"))["ignored"]
 
 
 def test_a_mistyped_redis_stream_is_reported_with_a_suggestion(

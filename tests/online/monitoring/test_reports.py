@@ -13,6 +13,7 @@ import torch
 import cadam
 from cadam.online import Console, Learner, PrometheusFile, TensorBoard
 from cadam.online.monitoring import prometheus_metrics
+from cadam.online.monitoring.console import COLUMNS
 from tests.online.streams import Replayed, build, events, learner
 
 
@@ -25,7 +26,7 @@ def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_t
     ours = learner(reports=[Console(out)])
     ours.run(stream(100))
     lines = [line.split() for line in out.getvalue().splitlines()]
-    assert lines[0][:4] == ["events", "average", "since", "constant"]
+    assert lines[0][:4] == ["events", "average", "recent", "average"]
     rows = [line for line in lines[2:] if line and re.fullmatch(r"[\d,]+", line[0])]
     assert [row[0] for row in rows] == ["80", "140", "260", "520", "1,040", "2,000"]
     numbers = ours.metrics()
@@ -35,6 +36,47 @@ def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_t
     assert float(rows[4][1]) == pytest.approx(average, abs=2e-4)
     assert lines[-1][0] == "total"
     assert {"users.weight", "items.weight", "out.1.bias"} <= {line[0] for line in lines if line}
+
+
+def test_the_first_recent_loss_after_a_resume_covers_the_events_since_the_resume(tmp_path: Path) -> None:
+    first = learner(checkpoint=tmp_path / "state")
+    first.run(stream(50))
+    first.close()
+    out = io.StringIO()
+    resumed = learner(checkpoint=tmp_path / "state", reports=[Console(out)])
+    resumed.run(stream(100))
+    resumed.close()
+    events, average, recent, average_constant, recent_constant, *_ = out.getvalue().splitlines()[2].split()
+    assert events == "1,040"
+    since = resumed.log_loss_at_start
+    assert since.count == 1000
+    assert float(average) * 1040 == pytest.approx(since.loss + 40 * float(recent), abs=0.1)
+    assert float(recent) != float(average)
+    assert float(recent_constant) != float(average_constant)
+
+
+def test_no_two_columns_of_the_console_have_the_same_heading() -> None:
+    headings = [f"{first} {second}" for first, second, _ in COLUMNS]
+    assert len(set(headings)) == len(headings)
+
+
+def test_a_console_on_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    ours = learner(reports=[Console(Full())])
+    ours.run(stream(10))
+    assert ours.events == 200
+    assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
+
+
+def test_an_optimizer_that_does_not_count_alignment_has_no_values_of_it() -> None:
+    out = io.StringIO()
+    ours = learner(storage={"track_alignment": False}, reports=[Console(out)])
+    ours.run(stream(10))
+    assert "nan" not in out.getvalue()
+    assert [name for name in ours.metrics() if name.startswith("alignment")] == []
 
 
 class Kept:

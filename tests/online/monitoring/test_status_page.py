@@ -18,14 +18,16 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cadam.online import Batch, Console, Learner, Rejected, StreamMetrics
+from cadam.online.metrics.log_loss import LogLoss
 from cadam.online.monitoring.rejection_reasons import generalize_reason
-from cadam.online.monitoring.status_page import StatusPage, parse_address
+from cadam.online.monitoring.status_page import RecentLoss, StatusPage, parse_address
 from cadam.online.monitoring.status_server import (
     MAX_CONNECTIONS,
     MAX_HISTORY_POINTS,
@@ -157,6 +159,20 @@ def test_the_lag_in_metrics_equals_that_on_the_console(behind: float, shown: str
     assert math.isnan(lag) if shown == "-" else 50 <= lag < 60
 
 
+def test_the_lag_does_not_grow_while_no_events_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = events(100)
+    assert given.time is not None
+    ours = learner()
+    assert math.isnan(ours.health()["lag_in_seconds"])
+    ours.run(Replayed([Batch(replace(given, time=given.time - given.time.max() + time.time() - 50))]))
+    lag = ours.health()["lag_in_seconds"]
+    assert 50 <= lag < 60
+    later = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: later)
+    ours.run(Replayed([None]))
+    assert ours.health()["lag_in_seconds"] == lag
+
+
 def test_counters_start_at_0_with_the_process_and_gauges_continue(tmp_path: Path) -> None:
     source = stream()
     first, report = served(checkpoint=tmp_path)
@@ -191,6 +207,23 @@ def test_the_history_covers_the_whole_run_with_few_points() -> None:
     assert len({after - before for before, after in pairwise(seen)}) == 1
 
 
+def test_the_page_compares_the_model_with_the_best_constant_of_the_last_labels() -> None:
+    """After a bad beginning, the total would show a bad model for a long time."""
+    recent, total = RecentLoss(labels=1000), LogLoss()
+    stand_in: Any = SimpleNamespace(log_loss=total, resumed_at=0)
+    for number in range(200):
+        total.count += 100
+        total.positives += 50 if number < 100 else 10
+        total.loss += 100.0 if number < 100 else 20.0
+        window = recent.advance(stand_in)
+        assert min(total.count, 1000) <= window.count <= 1100
+    assert window.mean == pytest.approx(0.2)
+    assert window.rate == pytest.approx(0.1)
+    resumed = RecentLoss(labels=1000)
+    stand_in.resumed_at = 20_000
+    assert resumed.advance(stand_in).count == 0
+
+
 # In a browser ----------------------------------------------------------------------------------------------------
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -218,10 +251,12 @@ def test_a_browser_shows_the_metrics_and_runs_no_script_from_the_data(
     for name, value in shown.items():
         if name not in ("cadam_events_a_second", "cadam_lag_in_seconds"):
             assert value == found[re.sub(r'\{(\w+)="([^"]*)"\}', r" \1=\2", name)]
-    assert f">{ours.metrics()['log_loss']:.4f}<" in page
+    assert f">{ours.metrics()['log_loss']:.4f}<" in page  # the recent labels are all of them
     assert "<title>a run</title>" in page
     assert "price: &lt;script&gt;" in page
     assert page.count("<polyline") >= 4
+    captions = re.findall(r'<div class="scale">(.*?)</div>', page)
+    assert [text.count("<span") for text in captions] == [2] * len(captions)  # a third would not fit beside them
 
 
 # Hostile and slow clients --------------------------------------------------------------------------------------------
@@ -302,30 +337,40 @@ def test_slow_clients_keep_nobody_waiting() -> None:
     ours.close()
 
 
-def test_too_many_or_too_slow_connections_are_closed() -> None:
-    """The 65th connection is closed at once, and the others when their time is over, though they send something."""
+def test_idle_connections_do_not_affect_the_health_check() -> None:
+    """A new connection replaces the oldest one, so the number of threads and of open sockets stays the same."""
+    ours, report = served()
+    host, port = report.server.url.split("/")[2].split(":")
+    idle = []
+    for _ in range(5 * MAX_CONNECTIONS):
+        idle.append(socket.create_connection((host, int(port)), timeout=20))
+        idle[-1].sendall(b"GET / HTTP/1.1\r\nX: ")
+    assert get(report, "/healthz")[0] == 200
+    process = Path("/proc", str(report.server.process.pid))
+    assert len(list((process / "task").iterdir())) <= MAX_CONNECTIONS + 2
+    assert len(list((process / "fd").iterdir())) <= MAX_CONNECTIONS + 10
+    assert idle[0].recv(1) == b""
+    for connection in idle:
+        connection.close()
+    ours.close()
+
+
+def test_slow_connections_are_closed() -> None:
+    """A connection is closed when its time is over, though it sends something."""
     ours, report = served()
     host, port = report.server.url.split("/")[2].split(":")
     started = time.monotonic()
-    connections = []
-    for _ in range(MAX_CONNECTIONS):
-        connections.append(socket.create_connection((host, int(port)), timeout=20))
-        connections[-1].sendall(b"GET / HTTP/1.1\r\nX: ")
-    time.sleep(0.5)
-    with suppress(ConnectionError):
-        assert raw(report, b"GET /healthz HTTP/1.1\r\n\r\n") == b""
     is_open = True
-    while is_open and time.monotonic() - started < 4 * SECONDS_PER_CONNECTION:
-        time.sleep(0.2)
-        try:
-            connections[0].sendall(b"x")
-        except ConnectionError:
-            is_open = False
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        while is_open and time.monotonic() - started < 4 * SECONDS_PER_CONNECTION:
+            time.sleep(0.2)
+            try:
+                connection.sendall(b"x")
+            except ConnectionError:
+                is_open = False
     assert not is_open
     assert time.monotonic() - started > 0.9 * SECONDS_PER_CONNECTION
-    for connection in connections:
-        connection.close()
-    assert get(report, "/healthz")[0] == 200
     ours.close()
 
 

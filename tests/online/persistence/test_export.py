@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from cadam.cli import main
-from cadam.cli.exit_codes import NO_PACKAGE
+from cadam.cli.exit_codes import NO_PACKAGE, USAGE
 from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
+from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.export import LoadedModel, export
 from tests.cli.test_run import HERE, MODEL, run
 from tests.documented import blocks
@@ -61,8 +63,8 @@ def test_the_model_of_a_checkpoint_predicts_like_its_learner(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = events(500, seed=9)
-    monkeypatch.chdir(tmp_path)  # the model's file is found from anywhere
-    loaded = load_model(state)
+    monkeypatch.chdir(tmp_path)
+    loaded = load_model(state, MODEL)
     expected = learnt_scores(state, given)
     assert loaded.schema == SCHEMA
     assert loaded.events == 3000
@@ -122,12 +124,42 @@ def test_a_folder_that_does_not_fit_is_reported(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", ["export", "load_model", "run"])
+def test_a_checkpoint_folder_never_imports_the_file_that_it_names(
+    command: str, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(state, tmp_path / "folder")
+    file = tmp_path / "not mine.py"
+    file.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'imported')!r}).touch()\n")
+    (folder / "model.json").write_text(json.dumps({"model": f"{file}:build"}))
+    if command == "load_model":
+        with pytest.raises(UsageError, match=re.escape(f"--model '{file}:build'")):
+            load_model(folder)
+    else:
+        rest: list[object] = [folder, tmp_path / "model.pt2"]
+        if command == "run":
+            rest = [state.parent / "a.jsonl", "--checkpoint", folder]
+        assert main.main([command, *map(str, rest)]) == USAGE
+        assert f"--model '{file}:build'" in capsys.readouterr().err
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"width": "8"}, {"width": -1}, {"hidden": [8, "x"]}, {"hidden": 3}, {"width": True}]
+)
+def test_sizes_in_model_json_that_are_not_sizes_are_reported(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({"model": "deepfm", **settings}))
+    SCHEMA.write(tmp_path / "schema.json")
+    with pytest.raises(UsageError, match=r"model\.json is damaged"):
+        load_model(tmp_path)
+
+
 def test_without_safetensors_the_command_says_what_to_install(
     state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == NO_PACKAGE
-    assert "checkpoints need safetensors: pip install safetensors" in capsys.readouterr().err
+    assert main.main(["export", str(state), str(tmp_path / "model.pt2"), "--model", MODEL]) == NO_PACKAGE
+    assert "needs safetensors" in capsys.readouterr().err
 
 
 TORCH_ALONE = """
@@ -145,7 +177,7 @@ assert not any(name.partition(".")[0] == "cadam" for name in sys.modules)
 def exported(state: Path) -> Path:
     """A folder with the exported model."""
     path = state.parent / "exported" / "model.pt2"
-    assert main.main(["export", str(state), str(path)]) == 0
+    assert main.main(["export", str(state), str(path), "--model", MODEL]) == 0
     return path.parent
 
 
@@ -154,7 +186,8 @@ def test_the_exported_model_scores_as_the_learner_does_in_a_process_with_torch_a
 ) -> None:
     counts = (1, 2, 7, 1000)
     given = [events(count, seed=count) for count in counts]
-    torch.save([{n: torch.from_numpy(v) for n, v in one.features.items()} for one in given], exported / "inputs.pt")
+    inputs = [{n: torch.from_numpy(v) for n, v in one.features.items()} for one in given]
+    torch.save([{**one, "price": one["price"].double()} for one in inputs], exported / "inputs.pt")
     subprocess.run([sys.executable, "-I", "-c", TORCH_ALONE], cwd=exported, check=True, timeout=120)
     for one, scores in zip(given, torch.load(exported / "scores.pt"), strict=True):
         assert agree(scores.numpy(), learnt_scores(state, one))
@@ -330,3 +363,22 @@ def test_an_event_that_has_none_of_the_columns_is_rejected_with_a_reason() -> No
     found = LoadedModel(model.eval(), schema, Path("none"), 0).predict([{"A": 1}, {"a": 2}])
     assert np.isnan(found).tolist() == [True, False]
     assert LoadedModel(model, schema, Path("none"), 0).predict([]).tolist() == []
+
+
+def test_predict_logs_the_reason_of_the_first_rejected_event_once(caplog: pytest.LogCaptureFixture) -> None:
+    schema = Schema({"price": "number?"}, label="y")
+    loaded = LoadedModel(models.Linear(schema).eval(), schema, Path("none"), 0)
+    for _ in range(2):
+        assert np.isnan(loaded.predict([{"price": 1.0}, {"price": "cheap"}, {"price": "dear"}])).tolist() == [0, 1, 1]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "price" in message
+    assert "'cheap'" in message
+    assert "2 of 3" in message
+
+
+@pytest.mark.parametrize("records", [{"price": 1.0}, ["price"], [{"price": 1.0}, None], "price"])
+def test_predict_requires_a_list_of_records(records: Any) -> None:
+    schema = Schema({"price": "number?"}, label="y")
+    loaded = LoadedModel(models.Linear(schema).eval(), schema, Path("none"), 0)
+    with pytest.raises(TypeError, match="list of records"):
+        loaded.predict(records)

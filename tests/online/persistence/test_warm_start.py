@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Adam, Optimizer, SparseAdam
 
 from cadam import CAdam
-from cadam.online import Learner
+from cadam.online import DamagedCheckpointError, Learner
 from tests.cli.test_run import HERE, run
 from tests.online.data.test_sources import write_jsonl
 from tests.online.streams import Small, build, events, learner, table
@@ -196,3 +196,27 @@ def test_the_command_warm_starts_from_several_files(tmp_path: Path, monkeypatch:
     assert after.resume()
     assert {float(entry["step"]) for entry in after.optimizer.state.values()} == {11}
     after.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"not torch", b"PK\x03\x04 cut"])
+def test_a_warm_start_from_a_file_that_torch_cannot_read_names_the_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.pt is not a file of torch\.save"):
+        learner().warm_start(path)
+
+
+def test_a_warm_start_reads_a_checkpoint_of_a_learner(tmp_path: Path) -> None:
+    first = learner(checkpoint=tmp_path)
+    first.learn(events(100))
+    path = first.save()
+    first.close()
+    assert path is not None
+    second = learner(build(seed=9))
+    second.warm_start(path)
+    for ours, saved in zip(second.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, saved)
+        assert torch.equal(second.optimizer.state[ours]["exp_avg"], first.optimizer.state[saved]["exp_avg"])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedCheckpointError, match=path.name):
+        second.warm_start(path)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ...printable import printable, printable_lines
 from ..runner import RunEvent
 from ..study import Study, count_work, run_length
 from ..summary import Summary
@@ -66,9 +67,9 @@ class Progress:
 def report_problem(event: RunEvent) -> None:
     """Print a failed or damaged run to standard error."""
     if event.kind == "damaged":
-        print(f"damaged, computing it again: {event.message}", file=sys.stderr)
+        print(printable(f"damaged, computing it again: {event.message}"), file=sys.stderr)
     elif event.kind == "failed":
-        print(f"failed: {event.spec}\n{event.message}", file=sys.stderr)
+        print(printable_lines(f"failed: {event.spec}\n{event.message}"), file=sys.stderr)
 
 
 def supports_live_display() -> bool:
@@ -99,9 +100,9 @@ def _lines(progress: Progress, board: Scoreboard) -> Iterator[Callable[[RunEvent
             is_first = not board
             line = board.add(event.result)
             if is_first and board:
-                print(board.format(board.head))
+                print(printable_lines(board.format(board.head)))
             if line:
-                print(board.format(line), flush=True)
+                print(printable_lines(board.format(line)), flush=True)
         progress.update(event)
         if event.kind == "computed" and time.monotonic() - last_print > LINE_INTERVAL:
             last_print = time.monotonic()
@@ -130,7 +131,7 @@ def _live(progress: Progress, board: Scoreboard) -> Iterator[Callable[[RunEvent]
         def notify(event: RunEvent) -> None:
             if event.kind in ("failed", "damaged"):
                 text = event.message if event.kind == "damaged" else f"{event.spec}\n{event.message}"
-                display.console.print(f"{event.kind}: {text}", markup=False, style="red")
+                display.console.print(printable_lines(f"{event.kind}: {text}"), markup=False, style="red")
             if event.result is not None:
                 board.add(event.result)
             progress.update(event)
@@ -158,4 +159,6 @@ def wrap(prefix: str, text: str) -> list[str]:
     """Wrap a text to the width of the terminal; the first line begins with the prefix."""
     width = max(40, shutil.get_terminal_size().columns)
     indent = " " * len(prefix)
-    return textwrap.wrap(text, width, initial_indent=prefix, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(
+        printable(text), width, initial_indent=prefix, subsequent_indent=indent, break_on_hyphens=False
+    )

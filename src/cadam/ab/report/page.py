@@ -1,39 +1,27 @@
-"""The HTML page of a study or of several experiments: one file that needs nothing else.
+"""The HTML page of a study: one file that needs nothing else.
 
-A page with several sections begins with a table of verdicts. Each section has the recommendation or the verdict, the
-figures, and all numbers. The A/B renders one section; the report of the paper renders one per experiment.
+It has the recommendation, the figures and all numbers. The report of the paper extends the template: it has a section
+for each experiment, and begins with a table of verdicts.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...printable import printable_lines
 from ...statistics.comparison import Kind
 from ..results import Results
 from ..summary import Row, Summary
 from ..text import format_duration
-from ..verdict import Recommendation, kind_names
+from ..verdict import Recommendation
 from . import palette
 from .figures import css_variable
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
-KIND_NAMES = kind_names("better", "worse")
-
-
-@dataclass(frozen=True)
-class Heading:
-    """The title of a page, and paragraphs at its beginning and its end."""
-
-    title: str
-    lead: Sequence[str] = ()
-    foot: Sequence[str] = ()
+    from jinja2 import Environment, Template
 
 
 @dataclass(frozen=True)
@@ -48,28 +36,26 @@ class Section:
     """The command that computes the results."""
     facts: str
     """The cost and the provenance of the results."""
-    explanation: str = ""
+    explanation: str
     """An explanation of the measures."""
-    claim: str = ""
-    """The claim of a paper that the section is about."""
-    summary: Summary | None = None
-    """The summary; None if results are missing."""
-    state: str = ""
-    """If results are missing: which ones."""
+    summary: Summary
     figures: Mapping[str, str] = field(default_factory=dict)
     """SVG drawings by caption."""
     notes: Sequence[str] = ()
 
 
-def render_page(heading: Heading, sections: Sequence[Section]) -> str:
-    """Render a page as HTML."""
-    template = page_templates().get_template("page.html.j2")
-    return template.render(heading=heading, sections=sections, color_css=_color_css()).lstrip()
+def render_page(title: str, section: Section) -> str:
+    """Render the page of a study as HTML."""
+    return render(page_templates().get_template("page.html.j2"), title, [section])
 
 
-@lru_cache
+def render(template: Template, title: str, sections: Sequence[Section], **variables: Any) -> str:
+    """Render a template that extends the page of a study, or that page itself."""
+    return template.render(title=title, sections=sections, color_css=_color_css(), **variables).lstrip()
+
+
 def page_templates() -> Environment:
-    """Load the templates of pages, with the functions that they call."""
+    """Return the templates of pages, with the functions that they call."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -78,37 +64,11 @@ def page_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        # Names from data may contain control characters. Markup is text of this package, such as figures.
+        finalize=lambda value: printable_lines(value) if type(value) is str else value,
     )
-    environment.globals |= {
-        "kind_names": KIND_NAMES,
-        "main_rows": main_rows,
-        "count_kinds": count_kinds,
-        "row_marks": row_marks,
-        "interval_rows": interval_rows,
-        "table_columns": table_columns,
-    }
+    environment.globals |= {"interval_rows": interval_rows, "table_columns": table_columns}
     return environment
-
-
-def main_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that an overview shows.
-
-    If rows are labeled "condition: measure" and every condition has the first measure, these are the rows of the first
-    measure. Otherwise they are all rows that compare something.
-    """
-    compared = [row for row in rows if row.verdict_kind is not None]
-    parts = [row.label.partition(": ") for row in compared]
-    first_measure = parts[0][2] if parts else ""
-    by_first = [row for row, (_, _, measure) in zip(compared, parts, strict=True) if measure == first_measure]
-    conditions = {condition for condition, _, measure in parts if measure}
-    has_all = {row.label.partition(": ")[0] for row in by_first} == conditions
-    return by_first if first_measure and has_all else compared
-
-
-def count_kinds(rows: Sequence[Row]) -> dict[Kind, int]:
-    """Return how many rows have each kind of verdict, without the kinds that do not occur."""
-    counts = Counter(row.verdict_kind for row in rows)
-    return {kind: counts[kind] for kind in KIND_NAMES if counts[kind]}
 
 
 @dataclass(frozen=True)
@@ -122,41 +82,29 @@ class Mark:
     text: str
 
 
-def row_marks(rows: Sequence[Row]) -> list[Mark]:
-    """Return the intervals of rows for a picture, on a common scale with 0 in the middle."""
-    known = [row for row in rows if _has_ends(row.values)]
-    scale = _picture_scale([row.values for row in known])
-    marks = []
-    for row in known:
-        low, high = row.values["low"], row.values["high"]
-        middle = row.values.get("difference", (low + high) / 2)
-        text = f"{row.label}: {row.interval}"
-        marks.append(Mark(str(row.verdict_kind), scale * low, scale * middle, scale * high, text))
-    return marks if scale else []
-
-
 def interval_rows(recommendation: Recommendation) -> list[tuple[str, Kind, str, list[Mark]]]:
     """Return a row for each deciding interval of a recommendation: its source, kind, side and mark.
 
     All marks are on one scale. An interval that is unknown has no mark.
     """
     intervals = recommendation.values.get("intervals", {})
-    scale = _picture_scale([ends for ends in intervals.values() if _has_ends(ends)])
+    scale = picture_scale([ends for ends in intervals.values() if has_ends(ends)])
     rows: list[tuple[str, Kind, str, list[Mark]]] = []
     for source, ends in intervals.items():
         low, high = ends["low"], ends["high"]
         kind: Kind = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
-        side = {"better": "ahead", "worse": "behind"}.get(kind, "inconclusive" if _has_ends(ends) else "unknown")
+        side = {"better": "ahead", "worse": "behind"}.get(kind, "inconclusive" if has_ends(ends) else "unknown")
         marks = [Mark(kind, scale * low, scale * (low + high) / 2, scale * high, source)]
-        rows.append((source, kind, side, marks if scale and _has_ends(ends) else []))
+        rows.append((source, kind, side, marks if scale and has_ends(ends) else []))
     return rows
 
 
-def _has_ends(values: Mapping[str, float]) -> bool:
+def has_ends(values: Mapping[str, float]) -> bool:
+    """Whether an interval has two finite ends."""
     return all(math.isfinite(values.get(end, math.nan)) for end in ("low", "high"))
 
 
-def _picture_scale(intervals: Sequence[Mapping[str, float]]) -> float:
+def picture_scale(intervals: Sequence[Mapping[str, float]]) -> float:
     """Return the factor that puts the farthest end 95 away from 0; 0 if there is nothing to show."""
     farthest = max((max(abs(ends["low"]), abs(ends["high"])) for ends in intervals), default=0.0)
     return 95 / farthest if farthest else 0.0

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen.c_source import dense_storages, row_storages
 from ...codegen.kernel_spec import KernelSpec
 from ...native.loader import Library, find_kernel
 from ...native.structs import DENSE_TENSOR, MAX_BUFFERS, MAX_COEFFICIENTS, MAX_QUANTIZED
@@ -97,7 +96,7 @@ def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot) -> str | None:
 
 @cache
 def _storages(spec: KernelSpec, row_moments: bool) -> list[str]:
-    return row_storages(spec) if row_moments else ["float32", *dense_storages(spec)]
+    return spec.row_storages if row_moments else ["float32", *spec.quantized_storages]
 
 
 def has_one_value_per_row(x: Tensor, table: Tensor) -> bool:
@@ -235,7 +234,7 @@ def kernel(batch: KernelBatch) -> tuple[Library, int]:
 
 
 def coefficient_sets(batch: KernelBatch, steps: Sequence[float] | Floats64) -> Floats64:
-    """Return a set of coefficients for each step count, in the kernel's order. An array is computed at once."""
+    """Return a set of coefficients for each step count, in the kernel's order. Arrays of counts need only one call."""
     grad_scale = None if batch.grad_scale is None else batch.grad_scale.item()
     sets = np.zeros((len(steps), MAX_COEFFICIENTS))
     many = isinstance(steps, np.ndarray)

@@ -35,9 +35,9 @@ from .launch import (
 )
 
 BLOCK = 1024
-"""Elements that a program updates."""
+"""Number of elements that a program updates."""
 HUGE = 1 << 24
-"""Elements from which on a tensor gets its own launch."""
+"""Number of elements from which a tensor gets its own launch."""
 QUANTIZED_WARPS = 1
 """Warps of a program with quantized moments. One warp finds the scale of a block without synchronization."""
 
@@ -114,7 +114,6 @@ class Batch:
         numbers: The step counts and coefficients.
         launches: The blocks of each launch, the index of the parameter, and whether it has the launch alone.
         params: The parameters.
-        seed: The seed of stochastic rounding of bfloat16 parameters.
         is_quantized: Whether the moments are quantized.
         in_capture: Whether the batch was made while a CUDA graph was captured.
         compiled: The launches that were compiled, by their constants.
@@ -129,7 +128,6 @@ class Batch:
     numbers: StepNumbers
     launches: list[tuple[int, int, bool]]
     params: list[Tensor]
-    seed: int
     is_quantized: bool
     in_capture: bool
     compiled: dict[Any, Launch] = field(default_factory=dict)
@@ -162,7 +160,8 @@ class Batch:
         columns = [addresses(params), counts, sizes, first_blocks, *map(addresses, buffers)]
         if spec.storages:
             scales = [[slot.scales[name] for slot in slots] for name in spec.buffers if name in slots[0].scales]
-            columns += [*map(addresses, scales), np.array([slot.seed for slot in slots], np.int64)]
+            columns += map(addresses, scales)
+        columns.append([slot.seed for slot in slots])
         table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
         owners = np.repeat(np.arange(len(slots)), blocks)
         launches = [(int(blocks.sum()), 0, False)] if blocks.any() else []
@@ -179,7 +178,6 @@ class Batch:
             StepNumbers(slots, job.group, spec, device),
             launches,
             params,
-            torch.initial_seed() & (2**63 - 1),
             bool(spec.storages),
             capturing(device),
         )
@@ -200,16 +198,7 @@ class Batch:
             kind = (is_aligned(found_inf), rounds_stochastically(job.group))
             for blocks, i, alone in self.launches:
                 launch = self.launch(alone, *kind)
-                arguments = (
-                    self.table,
-                    sent.more,
-                    sent.coefficients,
-                    sent.stride,
-                    self.owners,
-                    i,
-                    found_inf,
-                    self.seed,
-                )
+                arguments = (self.table, sent.more, sent.coefficients, sent.stride, self.owners, i, found_inf)
                 launch((blocks, 1, 1), kind, *arguments)
         del copies  # after the launches, other work on this stream may reuse the memory
         torch.autograd.graph.increment_version(self.params)
@@ -230,7 +219,7 @@ class Batch:
                 "GRAD": triton_type(self.grad_dtype),
                 "STATE": triton_type(next(iter(first.state.values()), first.param).dtype),
                 "WORK": triton_type(first.work_dtype),
-                "ALONE": alone,
+                "SINGLE_TENSOR": alone,
                 "COUNT": first.counts is not None,
                 "GUARD": guard is not None,
                 "STOCHASTIC": stochastic and first.param.dtype == torch.bfloat16,

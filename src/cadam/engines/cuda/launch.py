@@ -56,7 +56,7 @@ never freed: a few kilobytes for each capture."""
 
 @cache
 def kernel(spec: KernelSpec, kind: str) -> Any:
-    """Return the Triton kernel of this kind (dense, rows or seams) for a rule."""
+    """Return the Triton kernel of this kind (dense, rows or spanning_rows) for a rule."""
     made = triton_source.module(spec.name, triton_source.source(spec))
     return getattr(made, f"{spec.name}_{kind}")
 

@@ -49,15 +49,15 @@ from .launch import (
 from .sparse_grad import MAX_IDS, RowGrad, SortedIds, check_ids, error_of, key_dtype, kind_of
 
 TILE_ELEMENTS = 1024
-"""Elements of a tile, ids times columns, unless moments are quantized or shared."""
+"""Number of elements of a tile (ids times columns), unless moments are quantized or shared by a row."""
 MAX_TILE_COLUMNS = 128
-"""Columns of a tile, unless moments are quantized or shared."""
+"""Maximum number of columns of a tile, unless moments are quantized or shared by a row."""
 MAX_ROW_WIDTH = 1024
-"""Columns of a row with quantized or shared moments, which must be in one tile."""
+"""Maximum number of columns if moments are quantized or shared by a row, because a row must then be in one tile."""
 WIDE_ROW = 64
-"""Columns from which on rows with quantized or shared moments have special tiles."""
+"""Rows with quantized or shared moments have special tiles if they have at least this number of columns."""
 SPAN = 32
-"""Tiles that are added at a time for a segment that spans tiles."""
+"""Number of tiles that are summed at once for a segment that spans several tiles."""
 _NO_WORDS = np.empty(0, np.int64)
 
 
@@ -235,13 +235,8 @@ def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     _sort(batch.slots[0], grads[0], sorted_ids)
     sent = numbers.advance(job, _NO_WORDS, early)
     stochastic = rounds_stochastically(job.group)
-    for k, (i, slot, grad) in enumerate(zip(batch.positions, batch.slots, grads, strict=True)):
+    for k, (slot, grad) in enumerate(zip(batch.slots, grads, strict=True)):
         row_layout.stay_for_graphs(slot)
-        seed = None
-        if slot.storage:
-            seed = slot.seed
-        elif stochastic:
-            seed = torch.initial_seed() + i
         update_(
             batch.specs[k],
             slot.param,
@@ -251,7 +246,7 @@ def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             sent.of(k),
             counts=slot.counts,
             found_inf=job.found_inf if numbers.on_device else None,
-            seed=seed,
+            seed=slot.seed,
             stochastic=stochastic,
             early=early and k == 0,
         )
@@ -286,7 +281,7 @@ def update_(
     *,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
-    seed: int | None = None,
+    seed: int = 0,
     stochastic: bool = False,
     early: bool = False,
 ) -> None:
@@ -332,7 +327,7 @@ def update_(
     tiles, across = launches.tile.grid(n, width)
     distinct = ids.order is None
     partials = None if distinct else torch.empty((tiles, 2, width), dtype=launches.work, device=param.device)
-    common = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
+    common = (coefficients, counts, found_inf, seed, n, rows, width)
     gradient = (values, ids.keys, ids.order, ids.sources, ids.error, partials)
     launches.within_tiles((tiles, across, 1), kind, *tensors, *gradient, *common)
     if tiles > 1 and not distinct:
@@ -351,7 +346,7 @@ def find_launches(
     in_bags: bool = False,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
-    seed: int | None = None,
+    seed: int = 0,
     stochastic: bool = False,
     early: bool = False,
 ) -> tuple[SparseLaunches, Any]:
@@ -395,7 +390,7 @@ def find_launches(
         *[x.data_ptr() % 16 == 0 for x in tensors],
         None if counts is None else counts.data_ptr() % 16,
         None if found_inf is None else (found_inf.dtype, found_inf.data_ptr() % 16),
-        seed is None or abs(seed) < 1 << 31,
+        abs(seed) < 1 << 31,
     )
     return launches, kind
 
@@ -443,12 +438,12 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:
 @cache
 def _square_launches(work: torch.dtype, tile: TileShape) -> tuple[Launch, Launch]:
     """Return the kernels that sum the squares of rows within a tile, and of rows that span tiles."""
-    from .device_functions import row_squares, seam_squares
+    from .device_functions import row_squares, spanning_row_squares
 
     constants = {"WORK": triton_type(work)}
     return (
         Launch(row_squares, {**constants, "DISTINCT": False, "IN_BAGS": False, **tile.constants}),
-        Launch(seam_squares, {**constants, **tile.constants, "SPAN": SPAN}, _warps_across_tiles(tile)),
+        Launch(spanning_row_squares, {**constants, **tile.constants, "SPAN": SPAN}, _warps_across_tiles(tile)),
     )
 
 
@@ -508,17 +503,17 @@ class ProgramResources(NamedTuple):
 
 
 class RowStrides(NamedTuple):
-    """The distance between two rows in elements, which is the same for all buffers of a kind.
+    """The distance between two rows, in elements, for each kind of buffer of a table.
 
-    `moment_state.has_uniform_row_strides` checks that.
+    All buffers of a kind have the same distance; `moment_state.has_uniform_row_strides` checks that.
     """
 
     quantized: int
-    """In quantized buffers."""
+    """The distance between the rows of quantized buffers."""
     scales: int
-    """In scales."""
+    """The distance between the scales of two rows."""
     row_moments: int
-    """In moments that a row shares."""
+    """The distance between the shared moments of two rows."""
     is_aligned: bool
     """Whether all quantized buffers are aligned to four values."""
 
@@ -536,10 +531,10 @@ class RowStrides(NamedTuple):
     def constants(self) -> dict[str, int]:
         """The constants of the kernels."""
         return {
-            "CODES": self.quantized,
-            "SCALES": self.scales,
-            "SHARED": self.row_moments,
-            "BY_FOUR": self.is_aligned,
+            "QUANTIZED_STRIDE": self.quantized,
+            "SCALES_STRIDE": self.scales,
+            "ROW_MOMENT_STRIDE": self.row_moments,
+            "ALIGNED_BY_FOUR": self.is_aligned,
         }
 
 
@@ -593,7 +588,7 @@ def _make_launches(
             early,
         ),
         Launch(
-            kernel(spec, "seams"),
+            kernel(spec, "spanning_rows"),
             {**before, "EARLY": early, **flags, **after, "SPAN": SPAN},
             _warps_across_tiles(tile, bool(spec.storages)),
             early=early,

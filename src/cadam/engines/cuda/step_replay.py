@@ -47,9 +47,7 @@ DRIVER_FUNCTIONS = (
 )
 """Functions of the CUDA driver, in the order of the struct cuda_functions of native/src/structs.h."""
 SLOTS = 8
-"""Steps by which the host may be ahead of the device. Beyond that, steps are planned."""
-HAS_VIEWS = -2
-"""The compiled function's result if a gradient is a view, which may be lazily negated."""
+"""Maximum number of steps that the host may be ahead of the device. Further steps are not replayed but planned."""
 MUTABLE = (Tensor, np.ndarray, list, dict, set)
 """Types of options whose value can change while the object stays the same."""
 
@@ -169,7 +167,8 @@ class CudaStep:
         tracked = self._tracked_groups()
         if len(tracked) != self.group_containers or not all(map(_is_trackable, tracked)):
             return False
-        for index, container in enumerate(tracked):  # the state's containers are the same as long as the plan is
+        # Only the groups are tracked again. The containers of the state do not change while the plan is valid.
+        for index, container in enumerate(tracked):
             self.tracked.track(index, container)
         renewed = [part.renew() for part in self.parts]
         return all(renewed) and self._is_same_stream()
@@ -184,16 +183,9 @@ class CudaStep:
                 return False
         if any(param.grad is not None for param in self.containers.absent):
             return False
-        if not all(part.read_handles() for part in self.parts):
-            return False
+        for part in self.parts:
+            part.read_handles()
         failed = self._replay_step(self.header.ctypes.data, self.stream)
-        if failed == HAS_VIEWS:  # from now on, Python checks these gradients before each replay
-            for part in self.parts:
-                part.may_be_negated = True
-            self.part_records["allows_views"] = True
-            if any(part.has_negated_grads() for part in self.parts):
-                return False
-            failed = self._replay_step(self.header.ctypes.data, self.stream)
         if failed < 0:
             return False
         if self.tables and not failed:
@@ -248,7 +240,7 @@ class CudaStep:
         self, kernel: BoundKernel, batch: Batch, blocks: int, i: int, coefficients: int, grads: int
     ) -> tuple[int, ...]:
         values = {"table": batch.table.data_ptr(), "grads": grads, "coefficients": coefficients, "stride": 0}
-        values |= {"owners": batch.owners.data_ptr(), "only": i, "seed": batch.seed}
+        values |= {"owners": batch.owners.data_ptr(), "tensor_number": i}
         arguments = _arguments(values)
         addresses = kernel.argument_addresses(_field_addresses(arguments))
         self._arguments += [arguments, addresses]
@@ -278,7 +270,6 @@ class _Part:
         self.steps = steps
         self.fixed = TensorSnapshot([*batch.params, *batch.state], swappable=batch.params)
         self.grads = None if self.is_sparse else TensorSnapshot(batch.params, of_grads=True)
-        self.may_be_negated = self.grads is not None and self.grads.has_views
         grads = 0 if self.grads is None else len(batch.params)
         self.words = len(self.row) + grads + grads % 2
         self.record = (
@@ -291,7 +282,6 @@ class _Part:
             0 if self.grads is None else self.grads.handles.ctypes.data,
             0 if self.grads is None else self.grads.sizes.ctypes.data,
             0 if self.grads is None else self.grads.kinds.ctypes.data,
-            self.may_be_negated,
             self.steps.ctypes.data,
             len(self.row),
             self.row.ctypes.data,
@@ -311,20 +301,14 @@ class _Part:
         self.lr = options["lr"]
         return True
 
-    def read_handles(self) -> bool:
-        """Read the handles of parameters and gradients. Returns False if a gradient is lazily negated."""
+    def read_handles(self) -> None:
+        """Read the handles of parameters and gradients."""
         self.fixed.read_handles()
-        if self.grads is None:
-            return True
-        self.grads.read_handles()
-        return not self.may_be_negated or not self.has_negated_grads()
-
-    def has_negated_grads(self) -> bool:
-        """Whether a dense gradient is lazily negated."""
-        return self.grads is not None and any(p.grad is not None and p.grad.is_neg() for p in self.params)
+        if self.grads is not None:
+            self.grads.read_handles()
 
     def update_snapshots(self) -> int:
-        """Adopt the memory of parameters and state. Returns what is new about them.
+        """Adopt the memory of parameters and state, and return the kinds of changes.
 
         The kinds of gradients stay those of the recording, which the kernels can read. A planned step may have copied
         gradients of another kind, such as zeros without memory, and a replayed step would read their address.
@@ -393,7 +377,7 @@ GRADIENT_ARGUMENTS = (
 )
 """Arguments of a table's kernels that depend on the gradient of the step; `made` are the keys before sorting."""
 SORT_ARGUMENTS = ("keys", "order")
-"""Arguments that torch's sort returns."""
+"""Kernel arguments that are results of torch's sort."""
 
 
 class ReplayedTable:
@@ -426,9 +410,9 @@ class ReplayedTable:
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         kernels = [BoundKernel.of(make_keys(self.in_bags), kind)]
-        state, seed = tensors_of(slot), slot.seed if slot.storage else None
+        state = tensors_of(slot)
         self.kernels, kind = find_launches(
-            spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
+            spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=slot.seed
         )
         kernels.append(BoundKernel.of(self.kernels.within_tiles, kind))
         self.max_ids, self.outgrown = MAX_IDS, False
@@ -441,7 +425,7 @@ class ReplayedTable:
         if slot.counts is not None:
             tensors["counts"] = slot.counts
         fixed = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": seed or 0}
+        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": slot.seed}
         self.arguments = _arguments({**dict.fromkeys((*GRADIENT_ARGUMENTS, *SORT_ARGUMENTS), 0), **fixed})
         addresses = _field_addresses(self.arguments)
         before_sort = {**addresses, "keys": addresses["made"]}
@@ -526,7 +510,8 @@ class ReplayedTable:
             partials = torch.empty((tiles, 2, self.width), dtype=self.kernels.work, device=device)
             sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
             memory = torch.empty(n, dtype=self.memory.dtype, device=device)
-            self.memory, self.partials, self.sources = memory, partials, sources  # all of them, or none if it raises
+            # Assigned together, so that an allocation that fails leaves all of them unchanged.
+            self.memory, self.partials, self.sources = memory, partials, sources
         self.n, self.made = n, self.memory[:n]
         arguments = self.arguments
         arguments["made"], arguments["partials"] = self.made.data_ptr(), self.partials.data_ptr()

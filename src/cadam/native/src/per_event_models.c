@@ -6,6 +6,7 @@
  * embeddings. The loss is the log loss of a logit. Parameters are updated by the kernels of rules.h, the two tables by the
  * sparse kernels and all others by the dense ones, so that nothing in this file depends on the rule.
  */
+#include "number_ranks.h"
 #include "structs.h"
 
 #include <math.h>
@@ -20,7 +21,7 @@ typedef struct {
     const event_model *m;
     const kernel *kernel;
     int64_t entries, fields; /* including those of the numeric features */
-    int64_t width;           /* of an embedding; 0 if the model has none */
+    int64_t width;           /* width of an embedding; 0 if the model has none */
     uint32_t *row;           /* by entry */
     float *weight;           /* by entry */
     float *scaled;           /* by numeric feature: the normalized number */
@@ -37,39 +38,41 @@ static const float *embedding(const workspace *w, int64_t e)
     return (const float *)w->m->table.param + (int64_t)w->row[e] * w->width;
 }
 
-/* Normalize the numeric features of an event: the inverse hyperbolic sine, standardized by the running mean and variance and
- * clipped to 8 standard deviations. Also find the row of each number's bin. */
-static void normalize_numbers(const workspace *w, const float *numbers)
+/* Normalize the numeric features of an event to their ranks in the samples, and the ranks to normal numbers. Also find the row
+ * of each number's bin. */
+static void normalize_numbers(const workspace *w, const double *numbers)
 {
     const event_model *m = w->m;
-    const double *mean = (const double *)m->mean, *variance = (const double *)m->variance;
     for (int64_t j = 0; j < m->numbers; j++) {
         const int missing = isnan(numbers[j]);
-        double x = 0;
-        if (!missing && !(variance[j] <= 0))
-            x = (asinh((double)numbers[j]) - mean[j]) / sqrt(variance[j] < 1e-12 ? 1e-12 : variance[j]);
-        w->scaled[j] = (float)(x < -8 ? -8 : x > 8 ? 8 : x);
-        int64_t bin = m->bins;
-        if (!missing && !isnan(w->scaled[j])) { /* an infinite number gives NaN, which makes the score NaN */
-            bin = (int64_t)((float)m->bins * (1 / (1 + expf(-1.702f * w->scaled[j]))));
-            bin = bin > m->bins - 1 ? m->bins - 1 : bin;
-        }
+        const double *sample = (const double *)m->sample + j * m->sample_size;
+        const int64_t count = ((const int64_t *)m->count)[j], known = count < m->sample_size ? count : m->sample_size;
+        double rank;
+        find_ranks(sample, known, &numbers[j], &rank, 1);
+        w->scaled[j] = isinf(numbers[j]) ? NAN : (float)normal_number(rank); /* the score will be NaN */
+        const int64_t bin = missing ? m->bins : (int64_t)((double)m->bins * rank);
         w->row[m->entries + j] = (uint32_t)(((const int64_t *)m->bin_starts)[j] + bin);
     }
 }
 
-/* Update the running mean and variance of the numeric features (Welford's algorithm). The count stops at max_count, from
- * where on the statistics are exponential moving averages. */
-static void update_number_statistics(const event_model *m, const float *numbers)
+/* Add the numeric features of an event to the sorted samples of earlier values. */
+static void update_samples(const event_model *m, const double *numbers)
 {
-    double *count = (double *)m->count, *mean = (double *)m->mean, *variance = (double *)m->variance;
     for (int64_t j = 0; j < m->numbers; j++) {
         if (isnan(numbers[j]))
             continue;
-        const double share = 1 / (count[j] + 1), difference = asinh((double)numbers[j]) - mean[j];
-        variance[j] += share * (0 - variance[j]) + share * (1 - share) * (difference * difference);
-        mean[j] += share * difference;
-        count[j] = count[j] + 1 < m->max_count ? count[j] + 1 : m->max_count;
+        double *sample = (double *)m->sample + j * m->sample_size;
+        const int64_t size = m->sample_size, index = ((int64_t *)m->count)[j]++;
+        const int64_t shift = sampling_shift(index, size, m->max_shift), number = index >> shift;
+        const int64_t slot = index < size ? index : number * m->slot_stride % size;
+        if (number << shift != index)
+            continue;
+        /* Remove the value of the slot, then insert the new one where it keeps the order. */
+        memmove(sample + slot, sample + slot + 1, (size_t)(size - 1 - slot) * sizeof(double));
+        int64_t at;
+        count_below(sample, size - 1, &numbers[j], &at, 1, 1);
+        memmove(sample + at + 1, sample + at, (size_t)(size - 1 - at) * sizeof(double));
+        sample[at] = numbers[j];
     }
 }
 
@@ -272,17 +275,13 @@ EXPORT int64_t cadam_learn_per_event(const event_model *m, const event_batch *ev
                 prefetch_row(&m->table, row, w.kernel->buffers);
             }
         load_event(&w, events, i);
-        const float *numbers = events->numbers + i * m->numbers, label = events->labels[i];
-        if (m->numbers)
-            normalize_numbers(&w, numbers);
-        float score = events->scores[i] = forward(&w);
+        const double *numbers = events->numbers + i * m->numbers;
+        const float label = events->labels[i];
+        normalize_numbers(&w, numbers);
+        const float score = events->scores[i] = forward(&w);
         if (!isfinite(score) || !isfinite(label))
             break;
-        if (m->numbers) {
-            update_number_statistics(m, numbers);
-            normalize_numbers(&w, numbers);
-            score = forward(&w);
-        }
+        update_samples(m, numbers);
         learn(&w, 1 / (1 + expf(-score)) - label, events->c + i * MAX_COEFFICIENTS);
     }
     free(w.memory);
@@ -297,8 +296,7 @@ EXPORT int64_t cadam_score_events(const event_model *m, const event_batch *event
         return -2;
     for (int64_t i = 0; i < events->n; i++) {
         load_event(&w, events, i);
-        if (m->numbers)
-            normalize_numbers(&w, events->numbers + i * m->numbers);
+        normalize_numbers(&w, events->numbers + i * m->numbers);
         events->scores[i] = forward(&w);
     }
     free(w.memory);

@@ -38,39 +38,61 @@
  * that it drops: signed moments keep 2 mantissa bits and a sign, positive moments keep 3 mantissa bits. */
 enum { SHIFT_signed = 21, SHIFT_positive = 20 };
 
-/* Dequantize int8 values to the upper halves of floats, whose lower halves are zero. `base` is the upper half of the
- * smallest value of the block. `kept` masks the value: it has all bits set, or none where the base is NaN, because adding a
- * value to NaN bits would overflow to a finite number. After sign extension the upper bits of a signed value all equal its
- * sign. */
-INLINE words_t dequantize_signed(bytes_t codes, uint16_t base, uint16_t kept)
+/* The int8 value, without its sign, that stands for NaN. It is the largest one. */
+enum { NAN_signed = 127, NAN_positive = 255 };
+
+/* The bits of a rounded word that are its magnitude, and the sign bit of an int8 value. */
+enum { SIZE_BITS_signed = 0x7fff, SIZE_BITS_positive = 0xffff };
+enum { SIGN_signed = 0x80, SIGN_positive = 0 };
+
+/* Whether a block of int8 values may have one that stands for NaN. Asking once for a block takes less time than looking
+ * for NaN in each vector. All values of NaN have the byte 0xff if the bits of `sign` are set. */
+INLINE int may_have_nan(const uint8_t *codes, int64_t n, uint8_t sign)
 {
-    const words_t code = extend_signed(codes);
-    return zero_where_zero(code, 0x7f, (code << (SHIFT_signed - 16) & (0x8fff & kept)) + base);
+#ifdef __AVX512F__
+    if (n % 64 == 0) {
+        __m512i largest = _mm512_setzero_si512();
+        for (int64_t i = 0; i < n; i += 64)
+            largest = _mm512_max_epu8(largest, _mm512_or_si512(_mm512_loadu_si512(codes + i), _mm512_set1_epi8((char)sign)));
+        return _mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8((char)0xff)) != 0;
+    }
+#endif
+    return (void)codes, (void)n, (void)sign, 1;
 }
 
-INLINE words_t dequantize_positive(bytes_t codes, uint16_t base, uint16_t kept)
+/* Dequantize int8 values to the upper halves of floats, whose lower halves are zero. `base` is the upper half of the
+ * smallest value of the block. After sign extension the upper bits of a signed value all equal its sign. */
+INLINE words_t dequantize_signed(bytes_t codes, uint16_t base, int has_nan)
 {
-    const words_t code = extend_positive(codes);
-    return zero_where_zero(code, 0xff, (code << (SHIFT_positive - 16) & kept) + base);
+    const words_t code = extend_signed(codes), x = zero_where_zero(code, 0x7f, (code << (SHIFT_signed - 16) & 0x8fff) + base);
+    return __builtin_expect(has_nan, 0) ? nan_where_equal(code & NAN_signed, NAN_signed, x) : x;
+}
+
+INLINE words_t dequantize_positive(bytes_t codes, uint16_t base, int has_nan)
+{
+    const words_t code = extend_positive(codes), x = zero_where_zero(code, 0xff, (code << (SHIFT_positive - 16)) + base);
+    return __builtin_expect(has_nan, 0) ? nan_where_equal(code, NAN_positive, x) : x;
 }
 
 /* The first half of quantization, which does not need the shared exponent: round stochastically to the bits that an int8
- * value keeps, one in each word. `sizes` collects the upper halves of the largest magnitudes. Positive moments that are not
+ * value keeps, one in each word. `sizes` collects the largest rounded magnitudes. Positive moments that are not
  * zero are raised to the smallest int8 value, because a zero second moment would divide by zero. */
 INLINE words_t round_signed(pair_t x, words_t noise, words_t *sizes)
 {
     const bits_t a = (bits_t)x.a, b = (bits_t)x.b;
     const words_t upper = upper_halves(a, b);
-    *sizes = larger_words(*sizes, upper & 0x7fff);
-    return round_to_upper_halves((a & 0x7fffffff) >> (SHIFT_signed - 16), (b & 0x7fffffff) >> (SHIFT_signed - 16), noise) | (upper & 0x8000);
+    const words_t size = round_to_upper_halves((a & 0x7fffffff) >> (SHIFT_signed - 16), (b & 0x7fffffff) >> (SHIFT_signed - 16), noise);
+    *sizes = larger_words(*sizes, size);
+    return size | (upper & 0x8000);
 }
 
 INLINE words_t round_positive(pair_t x, words_t noise, words_t *sizes)
 {
     const bits_t a = (bits_t)x.a & 0x7fffffff, b = (bits_t)x.b & 0x7fffffff, least = (bits_t){0} + (1u << SHIFT_positive);
-    *sizes = larger_words(*sizes, upper_halves(a, b));
-    return round_to_upper_halves(keep_where_nonzero(a, larger(a, least)) >> (SHIFT_positive - 16),
-                   keep_where_nonzero(b, larger(b, least)) >> (SHIFT_positive - 16), noise);
+    const words_t size = round_to_upper_halves(keep_where_nonzero(a, larger(a, least)) >> (SHIFT_positive - 16),
+                                               keep_where_nonzero(b, larger(b, least)) >> (SHIFT_positive - 16), noise);
+    *sizes = larger_words(*sizes, size);
+    return size;
 }
 
 INLINE bytes_t quantize_signed(words_t x, uint16_t base)
@@ -99,12 +121,35 @@ INLINE words_t to_bfloat16(pair_t x, words_t noise)
     return round_to_upper_halves((bits_t)x.a, (bits_t)x.b, noise);
 }
 
-/* Return the shared exponent of a block, given the upper half of its largest magnitude: the exponent of that value, or the
- * next one if rounding could carry into it. */
+/* Return the shared exponent of a block, given its largest rounded magnitude: the exponent of that number, or the next one
+ * if its int8 value would stand for NaN. The result is 255 if an element is infinite, NaN, or almost infinite. */
 INLINE uint32_t shared_exponent(uint32_t largest, uint32_t shift)
 {
-    const uint32_t exponent = (largest + (1u << (shift - 16))) >> 7;
-    return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
+    const uint32_t exponent = (largest + 1) >> (23 - shift);
+    return exponent < 32 ? 32 : exponent;
+}
+
+/* The number that is subtracted from the rounded bits of a float to get an int8 value. */
+#define LEAST(exponent, shift) (((exponent)-31) << (23 - (shift)))
+
+/* Return the shared exponent of the finite elements of a block, and make the other ones so large that they get the int8
+ * value of NaN. `size_bits` masks the magnitude of the rounded elements. */
+static __attribute__((noinline, unused)) uint32_t shared_exponent_of_finite(words_t *rounded, int64_t pairs, uint32_t shift,
+                                                                            uint16_t size_bits)
+{
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < pairs * PAIR; i++) {
+        const uint32_t size = rounded[i / PAIR][i % PAIR] & size_bits;
+        if (size > largest && shared_exponent(size, shift) < 255)
+            largest = size;
+    }
+    const uint32_t exponent = shared_exponent(largest, shift);
+    for (int64_t i = 0; i < pairs * PAIR; i++) {
+        const uint16_t x = rounded[i / PAIR][i % PAIR];
+        if (shared_exponent(x & size_bits, shift) >= 255)
+            rounded[i / PAIR][i % PAIR] = (uint16_t)((x & ~size_bits) | (LEAST(exponent, shift) + (32 << (23 - shift)) - 1));
+    }
+    return exponent;
 }
 
 INLINE uint32_t largest_of_words(words_t sizes)
@@ -112,9 +157,6 @@ INLINE uint32_t largest_of_words(words_t sizes)
     const bits_t both = (bits_t)sizes;
     return largest_of(larger(both >> 16, both & 0xffff));
 }
-
-/* The number that is subtracted from the rounded bits of a float to get an int8 value. */
-#define LEAST(exponent, kind) ((exponent) == 255 ? 240 : (exponent)-31) << (23 - SHIFT_##kind)
 
 /* Return the rounding noise of a pair of vectors: 16 bits for each element, from a hash of the element's position. `word` is
  * the lower half of the position divided by two, and `inner` is the hash of the noise key and the upper half of the
@@ -144,21 +186,20 @@ INLINE words_t swap_noise(words_t noise) { return (words_t)((bits_t)noise << 16 
 INLINE floats_t dequantize_vector_signed(const uint8_t *codes, uint32_t scale)
 {
     const __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)codes));
-    const __mmask16 any = _mm512_test_epi32_mask(x, _mm512_set1_epi32(0x7f));
-    if (__builtin_expect(scale == 255, 0))
-        return (floats_t)_mm512_maskz_set1_epi32(any, 0x7fc00000);
+    const __m512i sizes = _mm512_set1_epi32(0x7f);
+    const __mmask16 any = _mm512_test_epi32_mask(x, sizes), is_nan = _mm512_cmpeq_epi32_mask(_mm512_and_epi32(x, sizes), sizes);
     const __m512i moved = _mm512_and_epi32(_mm512_slli_epi32(x, SHIFT_signed), _mm512_set1_epi32((int)0x8fffffff));
-    return (floats_t)_mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+    const __m512i sum = _mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+    return (floats_t)_mm512_mask_set1_epi32(sum, is_nan, 0x7fc00000);
 }
 
 INLINE floats_t dequantize_vector_positive(const uint8_t *codes, uint32_t scale)
 {
     const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)codes));
-    const __mmask16 any = _mm512_test_epi32_mask(x, x);
-    if (__builtin_expect(scale == 255, 0))
-        return (floats_t)_mm512_maskz_set1_epi32(any, 0x7fc00000);
+    const __mmask16 any = _mm512_test_epi32_mask(x, x), is_nan = _mm512_cmpeq_epi32_mask(x, _mm512_set1_epi32(NAN_positive));
     const __m512i moved = _mm512_slli_epi32(x, SHIFT_positive);
-    return (floats_t)_mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+    const __m512i sum = _mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+    return (floats_t)_mm512_mask_set1_epi32(sum, is_nan, 0x7fc00000);
 }
 
 /* The noise of one vector, equal to that of noise_at and swap_noise. */
@@ -173,28 +214,43 @@ INLINE __m256i noise_of_vector(uint32_t word, uint32_t inner)
 
 INLINE __m256i swap_noise_of_vector(__m256i noise) { return _mm256_rol_epi32(noise, 16); }
 
-/* Round stochastically and subtract the base; the result is at least zero. */
-INLINE __m512i round_vector(bits_t size, unsigned shift, __m256i noise, uint32_t base)
+/* Round magnitudes stochastically; the upper halves are the result. */
+INLINE bits_t round_vector(floats_t x, unsigned shift, __m256i noise)
 {
-    const __m512i sum = _mm512_add_epi32(_mm512_srli_epi32((__m512i)size, shift - 16), _mm512_cvtepu16_epi32(noise));
-    return _mm512_subs_epu16(_mm512_srli_epi32(sum, 16), _mm512_set1_epi32((int)base));
+    return (((bits_t)x & 0x7fffffff) >> (shift - 16)) + (bits_t)_mm512_cvtepu16_epi32(noise);
 }
 
-INLINE void quantize_vector_signed(uint8_t *codes, floats_t x, bits_t size, __m256i noise, uint32_t base)
+/* A version of shared_exponent_of_finite for one vector. */
+INLINE uint32_t shared_exponent_of_finite_lanes(bits_t *rounded, uint32_t shift)
 {
-    const bits_t code = (bits_t)round_vector(size, SHIFT_signed, noise, base) | ((bits_t)x >> 24 & 0x80);
+    const bits_t size = *rounded >> 16, limit = (bits_t){0} + (255u << (23 - shift)) - 1;
+    const bits_t is_finite = (bits_t)((mask_t)size < (mask_t)limit);
+    const uint32_t exponent = shared_exponent(largest_of(size & is_finite), shift);
+    const uint32_t nan = LEAST(exponent, shift) + (32u << (23 - shift)) - 1;
+    *rounded = ((size & is_finite) | (~is_finite & nan)) << 16;
+    return exponent;
+}
+
+/* Subtract the base from the rounded magnitudes; the result is at least zero. */
+INLINE bits_t above_base(bits_t rounded, uint32_t base)
+{
+    return (bits_t)_mm512_subs_epu16(_mm512_srli_epi32((__m512i)rounded, 16), _mm512_set1_epi32((int)base));
+}
+
+INLINE void quantize_vector_signed(uint8_t *codes, floats_t x, bits_t rounded, uint32_t base)
+{
+    const bits_t code = above_base(rounded, base) | ((bits_t)x >> 24 & 0x80);
     _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8((__m512i)code));
 }
 
-INLINE void quantize_vector_positive(uint8_t *codes, floats_t x, bits_t size, __m256i noise, uint32_t base)
+INLINE void quantize_vector_positive(uint8_t *codes, floats_t x, bits_t rounded, uint32_t base)
 {
-    (void)x;
-    const bits_t code = larger((bits_t)round_vector(size, SHIFT_positive, noise, base), (bits_t){0} + 1);
-    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8((__m512i)keep_where_nonzero(size, code)));
+    const bits_t code = larger(above_base(rounded, base), (bits_t){0} + 1);
+    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8((__m512i)keep_where_nonzero((bits_t)x & 0x7fffffff, code)));
 }
 
-/* Pack the magnitudes of one buffer into the upper halves and those of another into the lower ones, so that one reduction
- * finds the largest of both. */
+/* Pack the sizes of one buffer into the upper halves and those of another into the lower ones, so that one reduction finds
+ * the largest of both. */
 INLINE bits_t pack_sizes(bits_t upper, bits_t lower)
 {
     return (bits_t)_mm512_mask_mov_epi16((__m512i)upper, 0x55555555, (__m512i)(lower >> 16));

@@ -58,13 +58,16 @@ typedef uint8_t stored_INT8;
 #define PREPARE_INT8(k, kind)                                                                                          \
     words_t rounded##k[MAX_QUANTIZED_WIDTH / PAIR], sizes##k = {0};                                                    \
     const uint32_t old##k = scales[k][scale_index];                                                                    \
-    const uint16_t base##k = (uint16_t)(old##k == 255 ? 0x7fc0 : (old##k - 31) << 7), kept##k = old##k == 255 ? 0 : 0xffff;
+    const uint16_t base##k = (uint16_t)((old##k - 31) << 7);                                                           \
+    const int has_nan##k = may_have_nan((uint8_t *)s[k] + i, m, SIGN_##kind);
 #define DECODE_INT8(k, kind)                                                                                           \
-    pair_t x##k = from_upper_halves(dequantize_##kind(read_bytes(ELEMENTS(k, INT8), left), base##k, kept##k));
+    pair_t x##k = from_upper_halves(dequantize_##kind(read_bytes(ELEMENTS(k, INT8), left), base##k, has_nan##k));
 #define ENCODE_INT8(k, kind, which) rounded##k[j / PAIR] = round_##kind(x##k, noise##which, &sizes##k);
 #define FINISH_INT8(k, kind)                                                                                           \
-    const uint32_t new##k = shared_exponent(largest_of_words(sizes##k), SHIFT_##kind);                                 \
-    const uint16_t from##k = (uint16_t)(LEAST(new##k, kind));                                                          \
+    uint32_t new##k = shared_exponent(largest_of_words(sizes##k), SHIFT_##kind);                                       \
+    if (__builtin_expect(new##k >= 255, 0))                                                                            \
+        new##k = shared_exponent_of_finite(rounded##k, (m + PAIR - 1) / PAIR, SHIFT_##kind, SIZE_BITS_##kind);         \
+    const uint16_t from##k = (uint16_t)LEAST(new##k, SHIFT_##kind);                                                    \
     if (!is_dense || new##k != old##k) /* a row always writes it: whether it changed cannot be predicted */            \
         scales[k][scale_index] = (uint8_t)new##k;
 #define LATER_INT8 || 1
@@ -104,32 +107,34 @@ typedef float stored_ROW; /* one number for the whole row */
 /* A row that fits into one vector: READ, WEIGH (collect magnitudes) and WRITE for each storage. */
 #ifdef __AVX512F__
 #define READ(k, how, kind, which) READ_##how(k, kind)
-#define WEIGH(k, how, kind, which) WEIGH_##how(k, which)
+#define WEIGH(k, how, kind, which) WEIGH_##how(k, kind, which)
 #define WRITE(k, how, kind, which) WRITE_##how(k, kind, which)
 #define ONE_OF(k) , &x##k
 #define NOISE_ONE(which) (which ? swap_noise_of_vector(noise) : noise)
 
 #define READ_F32(k, kind) floats_t x##k = read_floats((float *)s[k] + i, LANES);
-#define WEIGH_F32(k, which)
+#define WEIGH_F32(k, kind, which)
 #define WRITE_F32(k, kind, which) write_floats((float *)s[k] + i, x##k, LANES);
 
 #define READ_BF16(k, kind) floats_t x##k = from_upper_halves(read_words((uint16_t *)s[k] + i, LANES)).a;
-#define WEIGH_BF16(k, which)
+#define WEIGH_BF16(k, kind, which)
 #define WRITE_BF16(k, kind, which)                                                                                     \
     const words_t words##k = (words_t)_mm512_zextsi256_si512(NOISE_ONE(which));                                        \
     write_words((uint16_t *)s[k] + i, to_bfloat16((pair_t){x##k, x##k}, words##k), LANES);
 
 #define READ_INT8(k, kind) floats_t x##k = dequantize_vector_##kind((uint8_t *)s[k] + i, scales[k][scale_index]);
-#define WEIGH_INT8(k, which)                                                                                           \
-    const bits_t size##k = (bits_t)x##k & 0x7fffffff;                                                                  \
-    sizes = which ? pack_sizes(sizes, size##k) : size##k;
+#define WEIGH_INT8(k, kind, which)                                                                                     \
+    bits_t rounded##k = round_vector(x##k, SHIFT_##kind, NOISE_ONE(which));                                            \
+    sizes = which ? pack_sizes(sizes, rounded##k) : rounded##k;
 #define WRITE_INT8(k, kind, which)                                                                                     \
-    const uint32_t new##k = shared_exponent(which ? largest & 0xffff : largest >> 16, SHIFT_##kind);                   \
+    uint32_t new##k = shared_exponent(which ? largest & 0xffff : largest >> 16, SHIFT_##kind);                         \
+    if (__builtin_expect(new##k >= 255, 0))                                                                            \
+        new##k = shared_exponent_of_finite_lanes(&rounded##k, SHIFT_##kind);                                           \
     scales[k][scale_index] = (uint8_t)new##k;                                                                          \
-    quantize_vector_##kind((uint8_t *)s[k] + i, x##k, size##k, NOISE_ONE(which), LEAST(new##k, kind));
+    quantize_vector_##kind((uint8_t *)s[k] + i, x##k, rounded##k, LEAST(new##k, SHIFT_##kind));
 
 #define READ_ROW(k, kind) floats_t x##k = (floats_t){0} + ((float *)s[k])[scale_index];
-#define WEIGH_ROW(k, which)
+#define WEIGH_ROW(k, kind, which)
 #define WRITE_ROW(k, kind, which) ((float *)s[k])[scale_index] = x##k[0];
 
 #define MEAN_ONE_0(element, n_buffers)

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { DONE = 0, NOT_TAKEN = -1, HAS_VIEWS = -2 }; /* positive results are errors of the CUDA driver */
+enum { DONE = 0, NOT_TAKEN = -1 }; /* positive results are errors of the CUDA driver */
 
 /* Whether all Python containers hold the objects, and all parameters and state tensors the memory, that they had when the
  * step was recorded. */
@@ -24,8 +24,8 @@ static int is_unchanged(const replay_step *s)
     return 1;
 }
 
-/* Write the coefficients and the addresses of the gradients for the device. Returns DONE; NOT_TAKEN if the gradients or the
- * step counts are not the expected ones; or HAS_VIEWS if a gradient is a view, which may be lazily negated. */
+/* Write the coefficients and the addresses of the gradients for the device. Returns DONE, or NOT_TAKEN if the gradients or
+ * the step counts are not the expected ones. */
 static int fill(const replay_step *s, int64_t *to)
 {
     for (const replay_part *p = s->part; p < s->part + s->parts; p++) {
@@ -40,10 +40,8 @@ static int fill(const replay_step *s, int64_t *to)
         for (int64_t i = 0; i < p->count; i++) {
             prefetch_tensor(p->grads, i, p->count);
             const tensor_info grad = describe(s->torch, &p->grads[i]);
-            if (grad.size != p->grad_sizes[i] || grad.kind != p->grad_kinds[i])
+            if (grad.kind < 0 || grad.size != p->grad_sizes[i] || grad.kind != p->grad_kinds[i])
                 return NOT_TAKEN;
-            if (grad.is_view && !p->allows_views)
-                return HAS_VIEWS;
             *to++ = grad.address;
         }
         to += p->count & 1;
@@ -64,8 +62,8 @@ EXPORT int64_t cadam_replay_launch(const cuda_functions *cuda, const replay_laun
 }
 
 /* Take the recorded step again on this stream, if only the gradients' addresses and the coefficients have changed. Returns
- * DONE; or, with nothing done, NOT_TAKEN if something else has changed or the device has not yet read the slot, or HAS_VIEWS
- * if Python has to check whether gradients are lazily negated; or an error of the driver. */
+ * DONE; or, with nothing done, NOT_TAKEN if something else has changed or the device has not yet read the slot; or an error
+ * of the driver. */
 EXPORT int64_t cadam_replay_step(replay_step *s, void *stream)
 {
     const cuda_functions *cuda = s->cuda;

@@ -30,10 +30,25 @@ static const field_layout layout[] = {
     FIELD(event_model, slopes), FIELD(event_model, vectors), FIELD(event_model, kernel), FIELD(event_model, entries),
     FIELD(event_model, fields), FIELD(event_model, numbers), FIELD(event_model, field_of),
     FIELD(event_model, alike_from), FIELD(event_model, bin_starts), FIELD(event_model, bins), FIELD(event_model, count),
-    FIELD(event_model, mean), FIELD(event_model, variance), FIELD(event_model, max_count),
+    FIELD(event_model, sample), FIELD(event_model, sample_size), FIELD(event_model, slot_stride),
+    FIELD(event_model, max_shift),
 
     STRUCT(event_batch), FIELD(event_batch, n), FIELD(event_batch, rows), FIELD(event_batch, weights),
     FIELD(event_batch, numbers), FIELD(event_batch, labels), FIELD(event_batch, c), FIELD(event_batch, scores),
+
+    STRUCT(input_layer), FIELD(input_layer, table), FIELD(input_layer, linear), FIELD(input_layer, bias),
+    FIELD(input_layer, slopes), FIELD(input_layer, vectors), FIELD(input_layer, dtype), FIELD(input_layer, width),
+    FIELD(input_layer, has_pairs), FIELD(input_layer, id_features), FIELD(input_layer, entries),
+    FIELD(input_layer, fields), FIELD(input_layer, numbers), FIELD(input_layer, lengths), FIELD(input_layer, is_list),
+    FIELD(input_layer, zero_is_missing), FIELD(input_layer, starts), FIELD(input_layer, sizes),
+    FIELD(input_layer, bin_starts), FIELD(input_layer, bins), FIELD(input_layer, count), FIELD(input_layer, sample),
+    FIELD(input_layer, sample_size), FIELD(input_layer, slot_stride), FIELD(input_layer, max_shift),
+
+    STRUCT(input_batch), FIELD(input_batch, n), FIELD(input_batch, is_training), FIELD(input_batch, columns),
+    FIELD(input_batch, rows), FIELD(input_batch, weights), FIELD(input_batch, scaled), FIELD(input_batch, embedded),
+    FIELD(input_batch, sums), FIELD(input_batch, terms), FIELD(input_batch, embedded_grads),
+    FIELD(input_batch, term_grads), FIELD(input_batch, table_grads), FIELD(input_batch, linear_grads),
+    FIELD(input_batch, vector_grads), FIELD(input_batch, slope_grads), FIELD(input_batch, bias_grad),
 
     STRUCT(text_lines), FIELD(text_lines, data), FIELD(text_lines, line_begin), FIELD(text_lines, line_end),
     FIELD(text_lines, n), FIELD(text_lines, begin), FIELD(text_lines, end), FIELD(text_lines, quoted),
@@ -51,7 +66,7 @@ static const field_layout layout[] = {
     STRUCT(replay_part), FIELD(replay_part, fixed_tensors), FIELD(replay_part, fixed),
     FIELD(replay_part, fixed_addresses), FIELD(replay_part, fixed_sizes), FIELD(replay_part, fixed_kinds),
     FIELD(replay_part, count), FIELD(replay_part, grads), FIELD(replay_part, grad_sizes),
-    FIELD(replay_part, grad_kinds), FIELD(replay_part, allows_views), FIELD(replay_part, steps),
+    FIELD(replay_part, grad_kinds), FIELD(replay_part, steps),
     FIELD(replay_part, columns), FIELD(replay_part, coefficients), FIELD(replay_part, is_sparse),
 
     STRUCT(replay_launch), FIELD(replay_launch, function), FIELD(replay_launch, blocks_x),

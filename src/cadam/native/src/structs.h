@@ -18,7 +18,7 @@ typedef struct {
     int64_t dtype;           /* enum dtype */
     int64_t coefficient_set; /* index among the sets of coefficients of the step */
     int64_t scales[MAX_QUANTIZED];
-    int64_t seed;            /* of stochastic rounding */
+    int64_t seed;            /* seed of stochastic rounding */
     int64_t moments;         /* enum moment_storage */
 } dense_tensor;
 
@@ -51,8 +51,9 @@ typedef struct {
     int64_t alike_from;     /* address of int32 by entry: the first entry that may name the same row */
     int64_t bin_starts;     /* address of int64 by numeric feature: the row of its first bin */
     int64_t bins;           /* bins of a numeric feature; one more row stands for a missing value */
-    int64_t count, mean, variance; /* addresses of double by numeric feature: its running statistics */
-    double max_count;       /* the running count stops here, so that old values are forgotten */
+    int64_t count;          /* address of int64 by numeric feature: how many values it had */
+    int64_t sample;         /* address of double [numbers][sample_size]: sorted earlier values, then infinity */
+    int64_t sample_size, slot_stride, max_shift; /* see NumberNormalizer in online/models/inputs.py */
 } event_model;
 
 /* The events of one call. */
@@ -60,11 +61,44 @@ typedef struct {
     int64_t n;
     const int64_t *rows;    /* [n][entries] */
     const float *weights;   /* [n][entries], or 0 if all are 1 */
-    const float *numbers;   /* [n][numbers]; NaN where missing */
+    const double *numbers;  /* [n][numbers]; NaN where missing */
     const float *labels;    /* [n]; NaN where the event is only scored */
     const float *c;         /* [n][MAX_COEFFICIENTS]: the coefficients of each step */
     float *scores;          /* [n], written: scores before learning */
 } event_batch;
+
+/* The input layer of a model, see batch_inputs.c. Features with ids come first, then numeric features; of those with ids,
+ * single ids come before lists. */
+typedef struct {
+    int64_t table, linear, bias, slopes, vectors; /* addresses of the parameters; 0 where the model does not have one */
+    int64_t dtype;                  /* enum dtype of the parameters: F32 or F64 */
+    int64_t width;                  /* width of an embedding; 0 if the model has none */
+    int64_t has_pairs;              /* whether pairwise interactions are part of the terms */
+    int64_t id_features, entries, fields, numbers; /* entries and fields do not include those of numbers */
+    const int64_t *lengths;         /* by feature: values of one event */
+    const int64_t *is_list, *zero_is_missing; /* by feature with ids */
+    const int64_t *starts, *sizes;  /* by feature with ids: its first row, and how many it has */
+    const int64_t *bin_starts;      /* by number; the following fields are as in event_model */
+    int64_t bins;
+    int64_t *count;
+    double *sample;
+    int64_t sample_size, slot_stride, max_shift;
+} input_layer;
+
+/* A batch of events of an input layer. All entries of an event include those of its numbers. */
+typedef struct {
+    int64_t n, is_training;
+    const void *const *columns;     /* by feature: int64 or double [n][length]; numbers are NaN where missing */
+    int64_t *rows;                  /* [n][all entries], written by the forward pass, as all fields up to `terms` */
+    float *weights;                 /* [n][entries], or 0 if no feature is a list */
+    int64_t scaled;                 /* [n][numbers]: the normalized numbers */
+    int64_t embedded;               /* [n][all fields][width] */
+    int64_t sums;                   /* [n][2][width]: sums over the fields' embeddings and their squares, if has_pairs */
+    int64_t terms;                  /* [n] */
+    int64_t embedded_grads, term_grads; /* gradients that the backward pass reads; 0 if they are zero */
+    int64_t table_grads, linear_grads;  /* written by the backward pass: [n][all entries][width] and [n][all entries] */
+    int64_t vector_grads, slope_grads, bias_grad; /* written by the backward pass */
+} input_batch;
 
 typedef const uint8_t text;
 
@@ -97,7 +131,8 @@ typedef struct {
     uint8_t *is_parsed;       /* [n], written */
 } text_values;
 
-/* Functions of libtorch's C API (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native/torch_symbols.py. A
+/* Functions of libtorch: its C API (torch/csrc/inductor/aoti_torch/c/shim.h) and is_neg, in the order of
+ * native/torch_symbols.py. A
  * tensor argument is the address of an at::Tensor, which consists of one pointer: the number that Python shows as
  * tensor._cdata. Functions that return int32_t return 0 for success. */
 typedef struct {
@@ -109,9 +144,7 @@ typedef struct {
     int32_t (*get_device_type)(void **tensor, int32_t *device_type);
     int32_t (*get_device_index)(void **tensor, int32_t *device_index);
     int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
-    int32_t (*get_storage_offset)(void **tensor, int64_t *offset);
-    int32_t (*get_storage_size)(void **tensor, int64_t *bytes);
-    uint64_t (*dtype_element_size)(int32_t dtype);
+    _Bool (*is_neg)(void **tensor);
 } torch_functions;
 
 /* Functions of Python's C API. They may only be called by a thread that holds the global interpreter lock. */
@@ -152,7 +185,6 @@ typedef struct {
     int64_t count; /* number of parameters */
     void **grads;
     const int64_t *grad_sizes, *grad_kinds;
-    int64_t allows_views; /* whether Python has made sure that no gradient that is a view is lazily negated */
     float *steps;
     int64_t columns;
     const double *coefficients; /* the first one is the step that they are for */

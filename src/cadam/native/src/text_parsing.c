@@ -8,7 +8,7 @@
 #include <float.h>
 #include <string.h>
 
-enum { MISSING = -1 };
+enum { MISSING = -1, IS_NULL = -2 };
 enum { NOT_SPLIT, SPLIT, BLANK }; /* status of a line; NOT_SPLIT is left to the caller */
 enum { HASH, INTEGER, NUMBER };
 enum { BARE, QUOTED, MIXED }; /* whether values are quoted: none, all, or as `quoted` says for each */
@@ -178,7 +178,7 @@ static int split_json(const text_lines *g, int64_t i, int64_t at, int64_t end, s
             if (stop < 0)
                 return NOT_SPLIT;
         } else if (starts_with(s, at, end, "null", 4)) {
-            begin = MISSING, stop = at += 4;
+            begin = IS_NULL, stop = at += 4;
         } else if (starts_with(s, at, end, "true", 4)) {
             stop = at += 4;
         } else if (starts_with(s, at, end, "false", 5)) {
@@ -245,12 +245,12 @@ static uint64_t fnv1a(text *s, int64_t size)
     return hash;
 }
 
-/* Return 1 or 0 for a text that is true or false as JSON or Python writes it, else -1. */
+/* Return 1 or 0 for a text that is true or false as JSON, Python or R writes it, else -1. */
 static int read_boolean(text *s, int64_t size)
 {
-    if (size == 4 && (s[0] | 32) == 't' && !memcmp(s + 1, "rue", 3))
+    if (size == 4 && (s[0] | 32) == 't' && (!memcmp(s + 1, "rue", 3) || !memcmp(s, "TRUE", 4)))
         return 1;
-    return size == 5 && (s[0] | 32) == 'f' && !memcmp(s + 1, "alse", 4) ? 0 : -1;
+    return size == 5 && (s[0] | 32) == 'f' && (!memcmp(s + 1, "alse", 4) || !memcmp(s, "FALSE", 5)) ? 0 : -1;
 }
 
 /* Read an integer of at most 18 digits, with or without a minus sign. Returns 0 if the text is something else. */

@@ -97,6 +97,12 @@ INLINE words_t zero_where_zero(words_t code, uint16_t size, words_t x) /* x, but
     return (words_t)_mm512_maskz_mov_epi16(has_size, (__m512i)x);
 }
 
+INLINE words_t nan_where_equal(words_t code, uint16_t nan_code, words_t x) /* x, but the upper half of NaN where the code is nan_code */
+{
+    const __mmask32 is_nan = _mm512_cmpeq_epi16_mask((__m512i)code, _mm512_set1_epi16((short)nan_code));
+    return (words_t)_mm512_mask_mov_epi16((__m512i)x, is_nan, _mm512_set1_epi16(0x7fc0));
+}
+
 INLINE bits_t keep_where_nonzero(bits_t size, bits_t x) /* x, but zero where the size is zero */
 {
     return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
@@ -166,6 +172,12 @@ INLINE words_t extend_signed(bytes_t x)
 INLINE words_t extend_positive(bytes_t x) { return __builtin_convertvector(x, words_t); }
 INLINE words_t zero_where_zero(words_t code, uint16_t size, words_t x) { return (words_t)((code & size) != 0) & x; }
 INLINE bits_t keep_where_nonzero(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
+
+INLINE words_t nan_where_equal(words_t code, uint16_t nan_code, words_t x)
+{
+    const words_t is_nan = (words_t)(code == nan_code);
+    return (is_nan & 0x7fc0) | (~is_nan & x);
+}
 
 INLINE floats_t sign_of(floats_t x)
 {

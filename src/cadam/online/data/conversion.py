@@ -29,10 +29,15 @@ MAX_NUMBER = 1e19
 second moment infinite, after which its weight would never change again."""
 MAX_EXACT_FLOAT = 2**53
 """Up to this number, every integer has an exact float64."""
-BOOLEANS = {"true": "1", "True": "1", "false": "0", "False": "0"}
-"""How JSON and Python write booleans, and the numbers they stand for."""
+BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""How JSON, Python and R write booleans, and the numbers they stand for."""
 _INTEGER = re.compile(r"(0|-?[1-9][0-9]{0,18})(\.0+)?")
-_WORD = re.compile(r"[^\s|,;\[\]{}()\"']+")
+_ELEMENT = re.compile(r"[^\s|,;\[\]{}()\"']+")
+"""An element of a list that is written as text."""
+_ELEMENT_WITH_COMMA = re.compile(r"[^\s|;\[\]{}()\"']+")
+_WORD = re.compile(r"\w+")
+"""A word of a text of the kind `words`."""
+_SWAPPED = str.maketrans(".,", ",.")
 _PARSE_AS = {
     "hash": ParseAs.HASH,
     "category": ParseAs.INTEGER,
@@ -69,12 +74,14 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
         return array[values.indices], values.problems_by_row(problems)
     if kind.name == "clock":
         return _convert_clock(values, kind, text)
+    if kind.name == "words":
+        return _convert_words(values, kind)
     if kind.length:
         return _convert_lists(values, kind, text)
     if kind.optional:
         return _convert_optional(values, kind, text)
     if kind.time_format in UNITS:
-        numbers, problems = convert(values, Kind("time"), text)
+        numbers, problems = convert(values, replace(kind, time_format=""), text)
         return numbers / UNITS[kind.time_format], problems
     if kind.time_format:
         return _convert_one_by_one(values, kind, text)
@@ -83,7 +90,8 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
     else:
         values = list(values)
         if kind.name == "hash" and any(issubclass(type_, str) for type_ in set(map(type, values))):
-            values = [_integer_of_text(value) for value in values]
+            has_comma = text and kind.decimal == ","
+            values = [_integer_of_text(value, has_comma) for value in values]
         converted = _convert_plain_list(values, kind)
     return _convert_one_by_one(values, kind, text) if converted is None else converted
 
@@ -96,9 +104,14 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
     if kind.name not in _PARSE_AS or kind.length or kind.time_format:
         return None
     size = kind.size - kind.optional
-    if (parsed := values.parse(_PARSE_AS[kind.name], size, kind.accepts_booleans)) is None:
+    has_comma = text and kind.decimal == ","
+    # Numbers get a decimal point for the compiled code. Values that it cannot parse are read below in their own form.
+    source = values.swap_points_and_commas() if has_comma and kind.name != "hash" else values
+    if (parsed := source.parse(_PARSE_AS[kind.name], size, kind.accepts_booleans)) is None:
         return None
     array, is_valid = parsed
+    if has_comma and kind.name == "hash":
+        is_valid &= ~values.contains(".,")
     if kind.name == "number":
         is_valid &= np.abs(array) <= MAX_NUMBER
     elif kind.name == "category":
@@ -181,7 +194,7 @@ def _convert_optional(values: Values, kind: Kind, text: bool) -> Converted:
 
 def _convert_clock(values: Values, kind: Kind, text: bool) -> Converted:
     """Convert times to the category of their hour and the category of their day of the week."""
-    seconds, problems = convert(values, Kind("time", time_format=kind.time_format), text)
+    seconds, problems = convert(values, Kind("time", time_format=kind.time_format, decimal=kind.decimal), text)
     is_valid = ~np.isnan(seconds)
     array = np.zeros((len(seconds), 2), dtype=np.int64)
     valid = seconds[is_valid].astype(np.int64)
@@ -201,7 +214,7 @@ def _convert_lists(values: Values, kind: Kind, text: bool) -> Converted:
         flat = []
         for row, value in enumerate(values):
             if kind.optional and not isinstance(value, UnreadableValue):
-                value = _fit_length(value, kind.length)
+                value = _fit_length(value, kind, text)
             elif text and isinstance(value, str):
                 value = value.split()
             if isinstance(value, (list, tuple, np.ndarray)) and len(value) == kind.length:
@@ -222,15 +235,41 @@ def _convert_lists(values: Values, kind: Kind, text: bool) -> Converted:
     return array.reshape(len(values), kind.length), problems
 
 
-def _fit_length(value: Any, length: int) -> Any:
-    """Cut a list, or the words of a text, to a length, or fill it with None; other values are returned unchanged."""
+def _fit_length(value: Any, kind: Kind, text: bool) -> Any:
+    """Cut a list, or the elements of a text, to a length, or fill it with None; other values are returned unchanged."""
     if value is None:
         value = []
     elif isinstance(value, str):
-        value = _WORD.findall(value)
+        has_comma = text and kind.decimal == "," and kind.is_float
+        value = (_ELEMENT_WITH_COMMA if has_comma else _ELEMENT).findall(value)
     if not isinstance(value, (list, tuple, np.ndarray)):
         return value
-    return [*value[:length], *[None] * (length - len(value))]
+    used = value[-kind.length :] if kind.keeps_last else value[: kind.length]
+    return [*used, *[None] * (kind.length - len(value))]
+
+
+def split_text(text: str) -> list[str]:
+    """Return the words of a text in lower case: runs of letters, digits and underscores of any script."""
+    return _WORD.findall(text.lower())
+
+
+def _convert_words(values: Values, kind: Kind) -> Converted:
+    """Convert texts to the buckets of their first words. Numbers and booleans count as the texts that CSV has."""
+    problems: dict[int, str] = {}
+    lists: list[list[str]] = []
+    for row, value in enumerate(values):
+        words: list[str] = []
+        if isinstance(value, (str, int, float, np.generic)) and value == value:
+            words = split_text(str(value))[: kind.length]
+        elif isinstance(value, UnreadableValue):
+            problems[row] = value.reason
+        elif value is not None and not isinstance(value, float):
+            problems[row] = f"a value of type {type(value).__name__} is not text"
+        elif not kind.optional:
+            problems[row] = ""
+        lists.append([word[:MAX_TEXT_LENGTH] for word in words])
+    array, _ = _convert_lists(lists, Kind("hash", kind.size, kind.length, optional=True), text=True)
+    return array, problems
 
 
 # Single values -------------------------------------------------------------------------------------------------
@@ -287,15 +326,16 @@ def _fits_int64(value: int) -> bool:
     return -(2**63) <= value < 2**63
 
 
-def _integer_of_text(value: Any) -> Any:
-    """Return the integer that a text stands for, else the value itself.
+def _integer_of_text(value: Any, has_comma: bool) -> Any:
+    """Return the integer that a text stands for, else the value itself. `has_comma` is whether "5,0" is 5.
 
     In CSV all values are text. The text of an integer, of a float without a fraction or of a boolean is hashed like the
     value itself, so that a model that learned from CSV gives the same scores for JSON.
     """
     if not isinstance(value, str):
         return value
-    if match := _INTEGER.fullmatch(BOOLEANS.get(value, value)):
+    text = value.translate(_SWAPPED) if has_comma else value
+    if match := _INTEGER.fullmatch(BOOLEANS.get(text, text)):
         integer = int(match[1])
         if abs(integer) <= MAX_EXACT_FLOAT if match[2] else _fits_int64(integer):
             return integer
@@ -320,11 +360,13 @@ def _parse_number(value: str, kind: Kind) -> int | float:
     """Parse a number in ASCII. Python also reads underscores and digits of other scripts, which are rejected here."""
     if len(value) > MAX_DIGITS:
         raise RejectedError(f"text of {len(value)} characters is not a number")
+    if kind.decimal == "," and "." in value:
+        raise RejectedError(f"text {value[:40]!r} is not a number with a decimal comma")
     if value.isascii() and "_" not in value:
         # Integers may also be written as floats: pandas writes 3.0 in a column with missing values.
         for parse in (float,) if kind.is_float else (int, float):
             with suppress(ValueError):
-                return parse(value)
+                return parse(value.replace(",", ".") if kind.decimal == "," else value)
     raise RejectedError(f"text {value[:40]!r} is not a number")
 
 

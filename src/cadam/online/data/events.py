@@ -6,12 +6,15 @@ single events in Python.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...printable import printable
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
@@ -72,7 +75,7 @@ class Events:
 
     @classmethod
     def from_columns(cls, columns: Columns) -> Events:
-        """Return the events of which `columns()` returned this dict."""
+        """Create events from the columns that `Events.columns` returned."""
         return cls(select_features(columns), *map(columns.get, ("label", "id", "user", "time")))
 
     def take(self, rows: Any) -> Events:
@@ -150,6 +153,11 @@ class Rejected:
     size: int
     """The size of the complete record in bytes."""
 
+    def __post_init__(self) -> None:
+        # Names of columns and files are printed, logged and exported as labels of metrics.
+        object.__setattr__(self, "reason", printable(self.reason))
+        object.__setattr__(self, "where", printable(self.where))
+
 
 @dataclass
 class Batch:
@@ -160,6 +168,8 @@ class Batch:
     rejected: list[Rejected] = field(default_factory=list)
     events_before: Array | None = None
     """For each separate label, the number of events of this batch that arrived before it; None if that is unknown."""
+    missing_columns: dict[str, int] = field(default_factory=dict)
+    """The number of events whose record did not have a column of the schema, by column."""
 
     def in_order(self) -> Iterator[tuple[Events | None, Labels | None]]:
         """Yield pairs of events and the separate labels that arrived right after them, in the order of arrival."""
@@ -178,12 +188,12 @@ class Batch:
     def split(self, size: int) -> list[Batch]:
         """Split the batch into batches of `size` events.
 
-        A separate label stays with the event before it, and all rejected records are in the first batch.
+        A separate label stays with the event before it. Rejected records and missing columns are in the first batch.
         """
         if self.events is None:
             return [self]
         batches = [Batch(self.events.take(slice(start, start + size))) for start in range(0, len(self.events), size)]
-        batches[0].rejected = self.rejected
+        batches[0].rejected, batches[0].missing_columns = self.rejected, self.missing_columns
         if self.labels is not None and self.events_before is not None:
             batch_of_label = np.maximum(self.events_before - 1, 0) // size
             for index in np.unique(batch_of_label).tolist():
@@ -208,6 +218,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
             events_before.append(total + in_batch)
         total += count
     combined = Batch(rejected=[rejected for batch in batches for rejected in batch.rejected])
+    combined.missing_columns = dict(sum((Counter(batch.missing_columns) for batch in batches), Counter()))
     if events:
         combined.events = Events.from_columns(concatenate_columns(events))
     if labels:

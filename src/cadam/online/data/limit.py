@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .events import Batch, Columns, Events, Labels
@@ -49,7 +50,7 @@ class LimitedSource(Source):
         return 1 - self.remaining / max(1, self.limit)
 
     def backlog(self) -> int | None:
-        """Return the backlog of the other source."""
+        """Return the backlog of the wrapped source."""
         return self.source.backlog()
 
     def _cut(self, batch: Batch) -> Batch:
@@ -62,7 +63,7 @@ class LimitedSource(Source):
         if count == len(events):
             return batch
         self.rest = Batch(events.take(slice(count, None)), batch.labels)
-        return Batch(events.take(slice(count)), rejected=batch.rejected)
+        return replace(batch, events=events.take(slice(count)), labels=None, events_before=None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the other source and the rest of a batch that was cut."""

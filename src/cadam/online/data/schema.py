@@ -9,7 +9,7 @@ import json
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ...atomic_write import replace_file
 from .conversion import Converted, Values, convert
 from .events import Array, Batch, Events, Labels, Rejected
 from .kind import Kind, parse_key, parse_time
+from .nested import ABSENT, find_field
 from .text_columns import DictionaryColumn, TextColumn
 
 MAX_REJECTED_TEXT = 4096
@@ -36,11 +37,13 @@ class Target:
         column: The name of the column.
         comparison: One of `COMPARISONS`, empty if the label is the column itself.
         value: The number or text that the column is compared with.
+        decimal: The decimal separator of numbers that are written as text.
     """
 
     column: str
     comparison: str = ""
     value: str | float = ""
+    decimal: str = "."
 
     @classmethod
     def parse(cls, text: str) -> Target:
@@ -70,12 +73,12 @@ class Target:
     def labels(self, values: Values, text: bool) -> Converted:
         """Return the labels of a column of values, and the problems of rows without a label, as `convert` does."""
         if not self.comparison:
-            return convert(values, Kind("number", accepts_booleans=True), text)
+            return convert(values, Kind("number", accepts_booleans=True, decimal=self.decimal), text)
         if isinstance(self.value, str):
             is_equal = [None if value is None else float(_as_json_text(value) == self.value) for value in values]
             labels, problems = convert(is_equal, Kind("number"))
             return (1 - labels if self.comparison == "!=" else labels), problems
-        numbers, problems = convert(values, Kind("time", accepts_booleans=True), text)
+        numbers, problems = convert(values, Kind("time", accepts_booleans=True, decimal=self.decimal), text)
         with np.errstate(invalid="ignore"):
             labels = COMPARISONS[self.comparison](numbers, self.value).astype(np.float32)
         labels[np.isnan(numbers)] = np.nan
@@ -109,6 +112,8 @@ class Schema:
         missing: Texts that stand for a missing value in CSV, in addition to an empty field: by column, as in
             ``{"price": ["NA"]}``, or for all columns, as in ``["NA"]``. The latter excludes a column that the label
             compares with a text.
+        decimal: The decimal separator of numbers in CSV, a point or a comma. With a comma, ``1,234`` is 1.234, and a
+            number with a point is rejected.
 
     Raises:
         ValueError: If one of the arguments is not valid.
@@ -116,7 +121,7 @@ class Schema:
     Example:
         >>> schema = Schema({"user": "hash:100000", "price": "number?"}, label="click")
         >>> schema.encode([{"user": "ann", "price": 1.5}]).events.features["price"]
-        array([1.5], dtype=float32)
+        array([1.5])
     """
 
     features: Mapping[str, str]
@@ -130,31 +135,61 @@ class Schema:
     separator: str = ","
     header: Sequence[str] | None = None
     missing: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    decimal: str = "."
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
     target: Target = field(init=False, repr=False, compare=False)
     roles: dict[str, tuple[str, Kind]] = field(init=False, repr=False, compare=False)
     """The column name and kind of each of id, user and time that the schema has."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         kinds = {}
         if not self.features:
             raise ValueError("a schema needs at least one feature")
         for name, text in self.features.items():
-            kinds[name] = Kind.parse(text)
+            kinds[name] = replace(Kind.parse(text), decimal=self.decimal)
             if kinds[name].name in ("integer", "text"):
                 raise ValueError(
-                    f"feature {name!r} has the kind {text!r}, but features are number, category:N or hash:N"
+                    f"feature {name!r} has the kind {text!r}, but features are number, category:N, hash:N, words:N[K] "
+                    "or clock"
                 )
         object.__setattr__(self, "kinds", kinds)
-        object.__setattr__(self, "target", Target.parse(self.label))
+        object.__setattr__(self, "target", replace(Target.parse(self.label), decimal=self.decimal))
+        if self.target.column in kinds:
+            raise ValueError(
+                f"the label {self.label!r} comes from the column {self.target.column!r}, which therefore cannot be a "
+                "feature: remove it from the features"
+            )
         roles = {role: parse_key(key) for role, key in (("id", self.id), ("user", self.user)) if key is not None}
         if self.time is not None:
             roles["time"] = parse_time(self.time)
+        roles = {role: (name, replace(kind, decimal=self.decimal)) for role, (name, kind) in roles.items()}
         object.__setattr__(self, "roles", roles)
         if len(self.separator) != 1:
             raise ValueError(f"the separator of CSV must be one character, got {self.separator!r}")
+        if self.decimal not in (".", ",") or self.decimal == self.separator:
+            raise ValueError(
+                f"the decimal separator must be a point or a comma other than the separator {self.separator!r}, got "
+                f"{self.decimal!r}"
+            )
+
+    def _check_types(self) -> None:
+        """Raise ValueError if an argument has another type than the schema expects, as in a file written by hand."""
+        if not isinstance(self.features, Mapping) or not all(isinstance(kind, str) for kind in self.features.values()):
+            raise ValueError(f'features must be kinds by name, as in {{"price": "number"}}, got {self.features!r}')
+        if "self" in self.features:
+            raise ValueError("a feature cannot be called 'self', because features are arguments of a method: rename it")
+        for name in ("label", "id", "user", "time", "separator", "decimal"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name not in ("id", "user", "time")):
+                raise ValueError(f"{name} must be text, got {value!r}")
+        for name in ("lowest", "highest"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+        if self.header is not None and not _is_list_of_texts(self.header):
+            raise ValueError(f"header must be a list of names, got {self.header!r}")
         markers = self.missing.values() if isinstance(self.missing, Mapping) else [self.missing]
-        if any(isinstance(texts, str) for texts in markers):
+        if not all(_is_list_of_texts(texts) for texts in markers):
             raise ValueError(
                 f'missing must be a list of texts, or a list per column as in {{"price": ["NA"]}}, got {self.missing!r}'
             )
@@ -231,10 +266,13 @@ class Schema:
         def show(row: int) -> str:
             return _show(dict(records[row]))
 
-        return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show)
+        absent = self.find_absent(records, columns)
+        return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show, absent=absent)
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
         """Convert records for scoring; label, id, user and time are ignored.
+
+        To learn from labels that arrive later, keep the ids with `convert_records`.
 
         A record that has none of the features is rejected even if all of them may be missing, because its columns must
         have other names.
@@ -245,9 +283,18 @@ class Schema:
 
         Returns:
             The events and the rejected records. `Rejected.where` is the index of the record.
+
+        Raises:
+            TypeError: If `records` is not a list of dicts.
         """
-        rows = [row for row, record in enumerate(records) if any(name in record for name in self.features)]
-        features = [{name: records[row].get(name) for name in self.features} for row in rows]
+        if isinstance(records, Mapping) or not all(isinstance(record, Mapping) for record in records):
+            raise TypeError(
+                "pass a list of records, one dict per event (for one event: [event]); got a value of type "
+                f"{type(records).__name__} that is not such a list"
+            )
+        found = [{name: find_field(record, name) for name in self.features} for record in records]
+        rows = [row for row, values in enumerate(found) if any(value is not ABSENT for value in values.values())]
+        features = [{name: value for name, value in found[row].items() if value is not ABSENT} for row in rows]
         features_only = replace(self, id=None, user=None, time=None)
         batch = Batch()
         if features or not records:
@@ -259,8 +306,17 @@ class Schema:
         return batch
 
     def columns_of_records(self, records: Sequence[Mapping[str, Any]], *, text: bool) -> dict[str, list[Any]]:
-        """Return the columns of records, with None where a value is missing."""
-        columns = {name: [record.get(name) for record in records] for name in self.column_names()}
+        """Return the columns of records, with None where a value is missing.
+
+        The fields of nested objects have dotted names, see `find_field`.
+        """
+        columns: dict[str, list[Any]] = {}
+        for name in self.column_names():
+            values = [record.get(name) for record in records]
+            if "." in name and None in values:
+                found = [find_field(record, name) for record in records]
+                values = [None if value is ABSENT else value for value in found]
+            columns[name] = values
         if text:
             for name, values in columns.items():
                 markers = {"", *self.missing_markers(name)}
@@ -277,15 +333,20 @@ class Schema:
         *,
         text: bool = False,
         show: Callable[[int], str] | None = None,
+        absent: Mapping[str, Array] | None = None,
+        shared: Collection[str] = (),
     ) -> Batch:
         """Convert columns of raw values to a batch.
 
         Args:
-            columns: The values by name: lists with None where a value is missing, or arrays without missing values.
+            columns: The values by name: lists with None where a value is missing, or arrays without missing values. A
+                column that is not among them is missing in all rows.
             count: The number of rows.
             where: Returns the position of a row in its source, for rejected records.
             text: Whether numbers are written as text.
             show: Returns the original text of a row, for rejected records.
+            absent: For columns that only some records have, a mask of the rows without them.
+            shared: Columns whose value all rows of a file share. Rows without other features may be separate labels.
 
         Returns:
             The events, separate labels and rejected records.
@@ -309,7 +370,8 @@ class Schema:
         label, new_problems = self.target.labels(columns.get(self.target.column, all_missing), text)
         add_problems(self.target.column, new_problems, is_required=False)
         add_problems(self.label, self._label_problems(label))
-        is_separate = self._find_separate_labels(columns, count, label)
+        own_columns = {name: values for name, values in columns.items() if name not in shared}
+        is_separate = self._find_separate_labels(own_columns, count, label)
         label_problems = {row: reason for row, reason in problems.items() if is_separate[row]}
         arrays |= {role: convert_column(*column) for role, column in self.roles.items() if role != "id"}
         features = {name: convert_column(name, kind) for name, kind in self.kinds.items()}
@@ -330,7 +392,25 @@ class Schema:
             batch.events = Events(
                 {name: array[rows] for name, array in features.items()}, label[rows], ids, users, time
             )
+            masks = {name: is_event for name in self.optional_columns() if name not in columns}
+            masks |= {name: mask & is_event for name, mask in (absent or {}).items() if mask.any()}
+            batch.missing_columns = {name: count for name, mask in masks.items() if (count := int(mask.sum()))}
         return batch
+
+    def find_absent(
+        self, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Array]:
+        """Return, for optional columns with missing values, a mask of the records that do not have the column."""
+        return {
+            name: np.array([find_field(record, name) is ABSENT for record in records], dtype=bool)
+            for name in self.optional_columns()
+            if None in columns[name]
+        }
+
+    def optional_columns(self) -> list[str]:
+        """Return the columns whose absence does not reject an event, except labels that may arrive separately."""
+        optional = [name for name, kind in self.kinds.items() if kind.optional]
+        return optional if self.id is not None else list(dict.fromkeys([*optional, self.target.column]))
 
     def _label_problems(self, label: Array) -> dict[int, str]:
         """Return the problems of labels that are out of range or not binary; nan is a missing label."""
@@ -360,6 +440,10 @@ class Schema:
         return is_separate
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
+
+
 def _is_missing(column: Values) -> Array:
     if isinstance(column, DictionaryColumn):
         mask: Array = _is_missing(column.dictionary)[column.indices]
@@ -370,11 +454,16 @@ def _is_missing(column: Values) -> Array:
 
 
 def _show(record: Mapping[str, Any]) -> str:
-    """Return a record as text, shortened if it is nested more deeply than Python can print."""
+    """Return a record as JSON, shortened if it is nested more deeply than Python can print."""
     try:
-        return str(record)
-    except RecursionError:
+        return record_as_json(record)
+    except (RecursionError, ValueError):
         return reprlib.repr(record)
+
+
+def record_as_json(record: Mapping[str, Any]) -> str:
+    """Return a record as JSON; a value that JSON does not have, such as a date, as its text."""
+    return json.dumps(record, ensure_ascii=False, default=lambda value: getattr(value, "tolist", value.__str__)())
 
 
 def _reject(reason: str, where: str, text: str) -> Rejected:

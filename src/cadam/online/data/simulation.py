@@ -62,7 +62,7 @@ class Disturbance(Source):
         """
 
     def change_labels(self, batch: Batch) -> Batch:
-        """Return the disturbed batch where there are no events, only labels that arrive separately."""
+        """Return the disturbed version of a batch without events, which only has labels that arrive separately."""
         return batch
 
     def draw(self, numbers: Array, purpose: str = "") -> Array:

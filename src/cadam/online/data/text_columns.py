@@ -20,7 +20,12 @@ from ...native.structs import TEXT_LINES, TEXT_VALUES
 from .events import Array
 
 MISSING, NOT_A_RANGE = -1, -2
-"""Used instead of the start of a byte range: the value is missing, or it is in `TextColumn.other_values`."""
+"""Used instead of the start of a byte range: the value is missing, or it is in `TextColumn.other_values`. In JSON, the
+latter is also used for null, and only a field that the object does not have is `MISSING`."""
+
+
+_SWAPPED = np.arange(256, dtype=np.uint8)
+_SWAPPED[[ord("."), ord(",")]] = ord(","), ord(".")
 
 
 class Quoting(IntEnum):
@@ -92,7 +97,7 @@ class TextColumn:
     @property
     def is_missing(self) -> Array:
         """A mask of the rows whose value is missing."""
-        mask: Array = self.begin == MISSING
+        mask: Array = self.begin < 0
         for row, value in self.other_values.items():
             mask[row] = value is None
         return mask
@@ -106,6 +111,17 @@ class TextColumn:
                 rows = rows[self.data[begin[rows] + index] == byte]
             begin[rows] = MISSING
         return replace(self, begin=begin)
+
+    def swap_points_and_commas(self) -> TextColumn:
+        """Return the column with points instead of commas and commas instead of points."""
+        return replace(self, data=_SWAPPED[self.data])
+
+    def contains(self, characters: str) -> Array:
+        """Return a mask of the rows whose text contains one of some ASCII characters."""
+        counts = np.concatenate([[0], np.cumsum(np.isin(self.data, np.frombuffer(characters.encode(), np.uint8)))])
+        is_range = self.begin >= 0
+        mask: Array = is_range & (counts[np.where(is_range, self.end, 0)] > counts[np.where(is_range, self.begin, 0)])
+        return mask
 
     def parse(self, parse_as: ParseAs, buckets: int = 1, accepts_booleans: bool = False) -> tuple[Array, Array] | None:
         """Parse the values with compiled code.

@@ -15,11 +15,12 @@ class MismatchError(ValueError):
     """The data or the model does not have what the schema requires."""
 
 
-def check_columns(source: Source, schema: Schema) -> None:
+def check_columns(source: Source, schema: Schema, is_resumed: bool = False) -> None:
     """Check that the data has the columns of the schema, as far as its beginning shows.
 
     The label may be missing if the schema has an id and records may have different columns, because it can arrive in a
-    separate record. Sources that cannot show their columns without consuming data are not checked.
+    separate record. Sources that cannot show their columns without consuming data are not checked. Optional columns are
+    required when a run begins, where they reveal a wrong schema, but not when it resumes.
 
     Raises:
         MismatchError: If a column is missing, or if several columns have the same name.
@@ -38,7 +39,8 @@ def check_columns(source: Source, schema: Schema) -> None:
             return  # So far there are only labels.
         if schema.id is not None:
             needed.remove(schema.target.column)
-    missing = [name for name in needed if name not in available]
+    optional = {name for name, kind in schema.kinds.items() if kind.optional and is_resumed}
+    missing = [name for name in needed if name not in available and name not in optional]
     if missing:
         raise MismatchError(
             f"{source.location} has no column {', '.join(map(repr, missing))}, which the schema requires; it has "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -64,10 +65,6 @@ class ResolvedIds:
                     return labeled
         return None
 
-    def contains_any(self, keys: set[Key]) -> bool:
-        """Whether any of the ids is remembered."""
-        return not all(ids.isdisjoint(keys) for ids in (*self.recent, *self.older) if ids)
-
     def state_dict(self) -> dict[str, Any]:
         """Return all remembered ids."""
         return {
@@ -95,6 +92,18 @@ def key_array(values: list[Key]) -> Array:
     array = np.empty(len(values), dtype=np.int64 if set(map(type, values)) <= {int} else object)
     array[:] = values
     return array
+
+
+def _find_first(ids: list[Key], known_ids: Sequence[AbstractSet[Key]]) -> Array:
+    """Return a mask of the first occurrence of each id that is not known."""
+    distinct = set(ids)
+    if len(distinct) == len(ids) and all(keys.isdisjoint(distinct) for keys in known_ids):
+        return np.ones(len(ids), dtype=bool)
+    mask, seen = np.empty(len(ids), dtype=bool), set[Key]()
+    for row, key in enumerate(ids):
+        mask[row] = not (key in seen or any(key in keys for keys in known_ids))
+        seen.add(key)
+    return mask
 
 
 @dataclass
@@ -138,28 +147,15 @@ class PendingEvents:
 
     def find_new(self, ids: list[Key]) -> Array | None:
         """Return a mask of the events that are not repeated, or None if none is repeated; count the repeated ones."""
-        distinct = set(ids)
-        all_new = self.number_of.keys().isdisjoint(distinct) and not self.resolved.contains_any(distinct)
-        if len(distinct) == len(ids) and all_new:
-            return None
-        mask, seen = np.ones(len(ids), dtype=bool), set()
-        for row, key in enumerate(ids):
-            mask[row] = not (key in seen or key in self.number_of or self.resolved.get(key) is not None)
-            seen.add(key)
-        self.counts.repeated_events += int(len(ids) - mask.sum())
-        return mask
+        mask = _find_first(ids, [self.number_of.keys(), *self.resolved.recent, *self.resolved.older])
+        repeated = len(ids) - int(mask.sum())
+        self.counts.repeated_events += repeated
+        return mask if repeated else None
 
     def find_unknown(self, ids: list[Key]) -> Array:
         """Return a mask of the first event of each id that is new and has no early label."""
-        distinct = set(ids)
-        known_ids = (self.number_of.keys(), self.early.keys(), *self.resolved.recent, *self.resolved.older)
-        if len(distinct) == len(ids) and all(keys.isdisjoint(distinct) for keys in known_ids):
-            return np.ones(len(ids), dtype=bool)
-        mask, seen = np.empty(len(ids), dtype=bool), set[Key]()
-        for row, key in enumerate(ids):
-            mask[row] = not (key in seen or any(key in keys for keys in known_ids))
-            seen.add(key)
-        return mask
+        known_ids = [self.number_of.keys(), self.early.keys(), *self.resolved.recent, *self.resolved.older]
+        return _find_first(ids, known_ids)
 
     def remember_labeled(self, ids: list[Key]) -> None:
         """Remember events that arrived with their labels. Early labels of these events count as repeated."""
@@ -169,14 +165,18 @@ class PendingEvents:
 
     def add(self, columns: Columns, clock: float) -> None:
         """Add new events without labels."""
-        count = len(columns["id"])
-        self._make_room(count, columns)
-        numbers = np.arange(self.tail, self.tail + count)
+        numbers = self._append(columns)
+        self.number_of.update(zip(columns["id"].tolist(), numbers.tolist(), strict=True))
+        self.arrivals.append((clock, self.tail))
+
+    def _append(self, columns: Columns) -> Array:
+        """Append events to the ring and return their numbers."""
+        numbers = np.arange(self.tail, self.tail + len(columns["id"]))
+        self._make_room(len(numbers), columns)
         for name, values in columns.items():
             self.ring[name][numbers % self.ring_size] = values
-        self.number_of.update(zip(columns["id"].tolist(), numbers.tolist(), strict=True))
-        self.tail += count
-        self.arrivals.append((clock, self.tail))
+        self.tail += len(numbers)
+        return numbers
 
     def _make_room(self, count: int, columns: Columns) -> None:
         """Check that the columns are those of earlier events, and enlarge the ring for `count` more events."""
@@ -351,12 +351,7 @@ class PendingEvents:
         self.ring, self.ring_size = {name: values[:0] for name, values in rows.items()}, 0
         self.head = self.tail = state["head"]
         if rows and len(rows["id"]):
-            count = len(rows["id"])
-            self._make_room(count, rows)
-            numbers = np.arange(self.head, self.head + count)
-            for name, values in rows.items():
-                self.ring[name][numbers % self.ring_size] = values
-            self.tail += count
+            self._append(rows)
         self.number_of = _from_arrays(state["number_of"])
         arrivals = state["arrivals"]
         self.arrivals = deque(zip(arrivals["clock"].tolist(), arrivals["end"].tolist(), strict=True))

@@ -22,9 +22,10 @@ class AlignmentCounts:
         self.earlier_total = NO_COUNTS
 
     def by_parameter(self) -> dict[str, Ratio]:
-        """Return the counts of each parameter."""
+        """Return the counts of each parameter that has any. There are none with `track_alignment=False`."""
         current = {} if self.optimizer is None else self.optimizer.alignment().parameters
-        return {name: ratio + self.earlier.get(name, NO_COUNTS) for name, ratio in current.items()}
+        counts = {name: ratio + self.earlier.get(name, NO_COUNTS) for name, ratio in current.items()}
+        return {name: ratio for name, ratio in counts.items() if ratio.seen}
 
     def total(self) -> Ratio:
         """Return the counts over all parameters, including those that share a name with another one."""

@@ -47,7 +47,6 @@ def auc(scores: Numbers, labels: Numbers) -> float:
 
 
 AUC = WindowMetric(
-    "auc",
     outputs={"auc": "area under the ROC curve"},
     averaged=("auc",),
     compute=lambda scores, labels, users: {"auc": auc(scores, labels)},

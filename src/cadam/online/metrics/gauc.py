@@ -123,7 +123,6 @@ def _compute(scores: Array, labels: Array, users: Array | None) -> dict[str, flo
 
 
 GAUC = WindowMetric(
-    "gauc",
     outputs={
         "gauc_by_impressions": "mean AUC within users, weighted by their events",
         "gauc_by_user": "mean AUC within users, with equal weights",

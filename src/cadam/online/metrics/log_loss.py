@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...checkpoint_files import check_like
 from ..data.events import Array
 from .arrays import Numbers, as_pair
 
@@ -46,6 +47,40 @@ def entropy(rate: float) -> float:
     if not 0 <= rate <= 1:
         return math.nan
     return 0.0 if rate in (0, 1) else -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+
+
+class MeanLoss:
+    """The mean over a stream of a loss other than the log loss. It implements `Metric`.
+
+    Args:
+        loss: computes the mean loss from scores and labels.
+    """
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._loss = loss
+        self.count, self.sum = 0, 0.0
+
+    def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
+        """Add labeled predictions."""
+        try:
+            with torch.no_grad():
+                mean = self._loss(torch.tensor(scores, dtype=torch.float32), torch.tensor(labels, dtype=torch.float32))
+        except Exception:  # The user's loss may raise anything. The training step then reports the error.
+            return
+        self.count += len(scores)
+        self.sum += len(scores) * float(mean)
+
+    def results(self) -> Mapping[str, float]:
+        """Return the mean loss."""
+        return {"loss": self.sum / self.count if self.count else math.nan}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {"count": self.count, "sum": self.sum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums."""
+        self.count, self.sum = state["count"], state["sum"]
 
 
 @dataclass
@@ -114,4 +149,5 @@ class LogLoss:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums."""
-        self.__dict__.update(state)
+        check_like(state, vars(self), "log loss")
+        self.__dict__.update({name: state[name] for name in vars(self)})

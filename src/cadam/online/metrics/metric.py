@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..data.events import Array
 
@@ -35,8 +35,6 @@ class WindowMetric:
     `StreamMetrics` reports its value for the last window, and averages over windows.
     """
 
-    name: str
-    """The name by which users select the metric."""
     outputs: Mapping[str, str]
     """The names of the values that it computes, and their descriptions."""
     averaged: tuple[str, ...]
@@ -50,9 +48,8 @@ class WindowMetric:
 class SummedMetric:
     """A metric that follows from sums over events, such as the log loss, and is exact over the whole stream."""
 
-    name: str
-    """The name by which users select the metric."""
     outputs: Mapping[str, str]
     """The names of the values that it computes, and their descriptions."""
     compute: Callable[[Sums], Mapping[str, float]]
     """Computes the values from the sums over at least one event."""
+    needs_users: ClassVar[bool] = False

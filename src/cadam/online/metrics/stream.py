@@ -16,15 +16,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
+from ... import sources_and_metrics
+from ...checkpoint_files import check_like
 from ..data.events import Array
 from ..persistence.prediction_log import PYARROW_REQUIRED
 from .metric import SummedMetric, WindowMetric
-from .registry import METRICS
 from .summed import Sums
+
+METRICS: dict[str, WindowMetric | SummedMetric] = {
+    name: resolve_name(path) for name, path in sources_and_metrics.METRICS.items()
+}
+"""All metrics by the name that users give. `cadam.sources_and_metrics` has their modules."""
 
 
 def as_clicks(labels: Array, purpose: str) -> Array:
@@ -114,7 +121,7 @@ class StreamMetrics:
         half_life: the number of events after which a window has half of its weight in the decayed metrics; ten windows
             by default. AUC and GAUC are averaged over windows, weighted by events; windows with only one class, in
             which they are undefined, are left out.
-        kinds: names of metrics from `cadam.online.metrics.registry.METRICS`; all of them by default.
+        kinds: names of metrics from `cadam.sources_and_metrics.METRICS`; all of them by default.
 
     Example::
 
@@ -156,7 +163,7 @@ class StreamMetrics:
         columns = _columns(scores, labels, users, time, purpose=", ".join(self.kinds))
         selected = [kind for kind in self.kinds if self.kinds != tuple(METRICS)]
         for kind in selected:
-            if "users" not in columns and getattr(METRICS[kind], "needs_users", False):
+            if "users" not in columns and METRICS[kind].needs_users:
                 raise ValueError(f"{kind} needs to know the users, and the events have none")
         rest = self._unfinished
         if rest and set(columns) != set(rest):
@@ -221,6 +228,15 @@ class StreamMetrics:
         for name, value in (("window", self.window), ("half_life", self.half_life)):
             if state[name] != value:
                 raise ValueError(f"{name} is {value} here and {state[name]} in the state: they must be equal")
+        sums = {name: self._window_sums.get(name, []) for name in state["window_sums"]}
+        example = {
+            "total": list(astuple(self._total)),
+            "decayed": list(astuple(self._decayed)),
+            "window_sums": sums,
+            "last_window": dict.fromkeys(state["last_window"], 0.0),
+            "unfinished": dict.fromkeys(state["unfinished"], np.empty(0)),
+        }
+        check_like(state, example, "metrics")
         self._unfinished = {name: np.array(column) for name, column in state["unfinished"].items()}
         self._last_window = dict(state["last_window"])
         self._total, self._decayed = Sums(*state["total"]), Sums(*state["decayed"])

@@ -57,7 +57,7 @@ class Sums:
 
 def _normalized_entropy(sums: Sums) -> dict[str, float]:
     constant = entropy(sums.click_rate)
-    return {"normalised_entropy": sums.mean_loss / constant if constant > 0 else math.nan}
+    return {"normalized_entropy": sums.mean_loss / constant if constant > 0 else math.nan}
 
 
 def _calibration(sums: Sums) -> dict[str, float]:
@@ -66,17 +66,14 @@ def _calibration(sums: Sums) -> dict[str, float]:
 
 
 LOG_LOSS = SummedMetric(
-    "log_loss",
     outputs={"log_loss": "mean log loss of the predictions"},
     compute=lambda sums: {"log_loss": sums.mean_loss},
 )
 NORMALIZED_ENTROPY = SummedMetric(
-    "normalised_entropy",
-    outputs={"normalised_entropy": "log loss divided by that of the best constant prediction"},
+    outputs={"normalized_entropy": "log loss divided by that of the best constant prediction"},
     compute=_normalized_entropy,
 )
 CALIBRATION = SummedMetric(
-    "calibration",
     outputs={"calibration": "predicted clicks divided by actual clicks", "click_rate": "share of clicks"},
     compute=_calibration,
 )

@@ -2,80 +2,142 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from ..data.schema import Schema
+from .compiled_inputs import compiled_inputs
 
 EMBEDDING_STD = 0.05
 """The standard deviation of the initial embeddings."""
-MEMORY = 1_000_000
-"""The number of events after which the statistics of numbers become an exponential moving average."""
 BINS = 16
 """The number of bins of a number. Each bin has a row in the table, in addition to the normalized value."""
+SAMPLE_SIZE = 512
+"""The number of earlier values of each number that are kept to normalize the next ones."""
+MAX_SHIFT = 11
+"""At least every 2**11-th value is sampled, so a sample represents at most the last 512 * 2**11 (a million) values."""
+SLOT_STRIDE = 317
+"""Odd, so that `SAMPLE_SIZE` replacements in a row replace different slots of the sample, and not neighbors."""
+
+KERNEL_CONSTANTS = {"bins": BINS, "sample_size": SAMPLE_SIZE, "slot_stride": SLOT_STRIDE, "max_shift": MAX_SHIFT}
+"""The constants that compiled code needs, by their names in its structs."""
+
+
+def pairwise_interactions(embedded: Tensor) -> Tensor:
+    """Compute the sum of the inner products of all pairs of embeddings, in linear time.
+
+    The sum over pairs equals ((sum v)^2 - sum v^2) / 2, see Rendle, Factorization Machines (2010),
+    https://doi.org/10.1109/ICDM.2010.127.
+
+    Args:
+        embedded: embeddings (batch, fields, width).
+
+    Returns:
+        One number per event (batch,).
+    """
+    products: Tensor = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
+    return products
 
 
 class NumberNormalizer(nn.Module):
-    """Normalizes numbers to (asinh(x) - mean) / standard deviation, with 0 for missing numbers.
+    """Normalizes numbers to their rank among a sample of earlier numbers, from 0 (smallest) to 1 (largest).
 
-    asinh limits the influence of long tails. Mean and variance are buffers, so they are part of the model's state. A
-    training batch is added to the statistics before it is normalized (Chan's parallel form of Welford's update, in
-    float64); a batch that is only predicted is not. Before the first training batch every number is normalized to 0.
+    A rank depends only on the order of the numbers. So the unit and the origin of a number do not matter, nor do its
+    distribution and single outliers. The samples are buffers in float64 and part of the model's state. A batch is
+    normalized by the sample from before the batch; if it is a training batch, it is added to the sample afterwards.
+    Missing numbers, and all numbers before the first training batch, have the rank 0.5.
+
+    The sample of a number contains its first `SAMPLE_SIZE` values. From then on, every value, every second, every
+    fourth and so on replaces an earlier one, so that the sample is replaced once while the number of values doubles. It
+    thus represents between the last half and all of the values.
 
     Args:
         columns: how many numbers an event has.
     """
 
+    same_in_training = True
+    """Training mode changes the sample, but not the ranks of the batch."""
     count: Tensor
-    mean: Tensor
-    variance: Tensor
+    sample: Tensor
 
     def __init__(self, columns: int) -> None:
         super().__init__()
-        for name in ("count", "mean", "variance"):
-            self.register_buffer(name, torch.zeros(columns, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(columns, dtype=torch.int64))
+        # Each sample is sorted. Slots that have no value yet are infinite and thus at the end.
+        self.register_buffer("sample", torch.full((columns, SAMPLE_SIZE), math.inf, dtype=torch.float64))
 
     def forward(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalized numbers (batch, columns), and a mask of the missing ones, which are nan."""
+        """Return the ranks (batch, columns) in float64, and a mask of the missing numbers, which are nan."""
         missing = numbers.isnan()
-        compressed = torch.asinh(torch.where(missing, 0, numbers).double())
+        values = numbers.detach().double().T.contiguous()
+        below, not_above = (torch.searchsorted(self.sample, values, right=right) for right in (False, True))
+        # The mean of the two counts is the middle of equal values.
+        ranks = (below + not_above + 1).T / (2.0 * (self.count.clamp_max(SAMPLE_SIZE) + 1).double())
+        # An infinite number makes the score nan.
+        ranks = torch.where(missing, 0.5, torch.where(numbers.isinf(), math.nan, ranks))
         if self.training:
-            self._update(compressed.detach(), ~missing)
-        deviation = self.variance.clamp_min(1e-12).sqrt()
-        scaled = torch.where(missing | (self.variance <= 0), 0, (compressed - self.mean) / deviation)
-        return scaled.clamp(-8, 8).float(), missing
+            self._update(values, ~missing.T)
+        return ranks, missing
 
     @torch.no_grad()
-    def _update(self, compressed: Tensor, present: Tensor) -> None:
-        """Add a batch to the statistics."""
-        added = present.sum(0).double()
-        divisor = added.clamp_min(1)
-        mean = torch.where(present, compressed, 0).sum(0) / divisor
-        variance = torch.where(present, (compressed - mean).square(), 0).sum(0) / divisor
-        share = added / (self.count + added).clamp_min(1)
-        difference = mean - self.mean
-        self.variance.add_(share * (variance - self.variance) + share * (1 - share) * difference.square())
-        self.mean.add_(share * difference)
-        self.count.add_(added).clamp_max_(MEMORY)
+    def _update(self, values: Tensor, present: Tensor) -> None:
+        """Add a batch (columns, batch) to the samples."""
+        shift = (torch.frexp(self.count.double() / SAMPLE_SIZE).exponent - 1).clamp(0, MAX_SHIFT).long().unsqueeze(1)
+        index = self.count.unsqueeze(1) + present.cumsum(1) - 1
+        number = index >> shift
+        self.count.add_(present.sum(1))
+        # If there are more than SAMPLE_SIZE replacements, only the last ones remain.
+        is_last = number > ((self.count.unsqueeze(1) - 1) >> shift) - SAMPLE_SIZE
+        is_sampled = present & is_last & (number << shift == index)
+        if not bool(is_sampled.any()):
+            return
+        slots = torch.where(index < SAMPLE_SIZE, index, number * SLOT_STRIDE % SAMPLE_SIZE)
+        # Other values are written to an additional slot. With the maximum, the order of equal slots does not matter.
+        extended = nn.functional.pad(self.sample, (0, 1))
+        extended.scatter_reduce_(1, torch.where(is_sampled, slots, SAMPLE_SIZE), values, "amax", include_self=False)
+        self.sample.copy_(extended[:, :SAMPLE_SIZE].sort(1).values)
+
+
+def feature_dtype(model: nn.Module) -> torch.dtype:
+    """Return the type in which a model gets features that are float64.
+
+    It is float64 if the model normalizes numbers by `NumberNormalizer` or has parameters in float64, else float32.
+    """
+    is_normalizing = any(isinstance(module, NumberNormalizer) for module in model.modules())
+    has_float64 = any(param.dtype == torch.float64 for param in model.parameters())
+    return torch.float64 if is_normalizing or has_float64 else torch.float32
+
+
+def cast_features(features: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return features of which those in float64 have the given type."""
+    return {name: v.to(dtype) if v.dtype == torch.float64 else v for name, v in features.items()}
 
 
 class Inputs(nn.Module):
     """Converts the features of a schema to embeddings, one per field, and to a linear term per event.
 
     All categories and hashes are rows of one table with sparse gradients. A list is one field: the mean of its entries.
-    So is a time: the mean of its hour and its day of the week. A number x is a field too: x v + u, where the vector v
-    belongs to the feature, and u to the bin that x is in, or to the bin of missing numbers.
+    So are the words of a text, and a time: the mean of its hour and its day of the week. A number is a field too:
+    x v + u, where x is the normalized number, the vector v belongs to the feature, and u to the bin of x, or to the bin
+    of missing numbers.
 
     Args:
         schema: the features.
         width: the width of the embeddings; 0 for linear terms only.
         linear: whether there are linear terms.
+        has_pairs: whether the pairwise interactions of the embeddings are added to the linear terms.
     """
+
+    same_in_training = True
+    """Training mode changes the sample of the normalizer, but not the outputs."""
 
     starts: Tensor
     bin_starts: Tensor
 
-    def __init__(self, schema: Schema, width: int, linear: bool = True) -> None:
+    def __init__(self, schema: Schema, width: int, linear: bool = True, has_pairs: bool = False) -> None:
         super().__init__()
         kinds = schema.kinds
         self.single_ids = [name for name, kind in kinds.items() if kind.size and not kind.length]
@@ -83,7 +145,7 @@ class Inputs(nn.Module):
         self.numbers = [name for name, kind in kinds.items() if kind.name == "number"]
         self.lengths = {name: kind.length for name, kind in kinds.items()}
         """The length of each list feature, 0 for features that are not lists."""
-        self.zero_is_missing = {name: kinds[name].optional for name in self.id_lists}
+        self.zero_is_missing = {name: kinds[name].zero_is_missing for name in self.id_lists}
         self.row_ranges: dict[str, tuple[int, int]] = {}
         """For each feature with ids: its first row in the table, and its number of rows."""
         rows = 0
@@ -105,9 +167,24 @@ class Inputs(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
         self.linear = nn.Embedding(rows, 1, sparse=True, _weight=torch.zeros(rows, 1)) if linear else None
         self.slopes = nn.Parameter(torch.zeros(number_count)) if linear and number_count else None
+        self.has_pairs = has_pairs
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return embeddings (batch, fields, width) and linear terms (batch,)."""
+        """Return embeddings (batch, fields, width) and the sum of the other terms of the score (batch,)."""
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+            compiled = compiled_inputs(self, KERNEL_CONSTANTS)
+            outputs = None if isinstance(compiled, str) else compiled(self, features)
+            if outputs is not None:
+                return outputs
+        return self.forward_with_torch(features)
+
+    def find_uncompiled(self) -> str | None:
+        """Return why compiled code does not compute this layer, or None if it does."""
+        compiled = compiled_inputs(self, KERNEL_CONSTANTS)
+        return compiled if isinstance(compiled, str) else compiled.find_unsupported(self)
+
+    def forward_with_torch(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute the outputs with operations of torch, on any device and in any dtype."""
         embedded: list[Tensor] = []
         terms: list[Tensor] = [self.bias]
         if self.single_ids:
@@ -120,10 +197,11 @@ class Inputs(nn.Module):
             self._look_up(ids + self.row_ranges[name][0], embedded, terms, weights)
         if self.numbers:
             columns = [features[name].reshape(len(features[name]), -1) for name in self.numbers]
-            scaled, missing = self.normalizer(torch.cat(columns, 1))
-            # sigmoid(1.702 x) approximates the normal distribution function, so normal numbers fill the bins equally.
-            bins = (BINS * torch.sigmoid(1.702 * scaled)).long().clamp_max(BINS - 1)
-            self._look_up(torch.where(missing, BINS, bins) + self.bin_starts, embedded, terms)
+            ranks, missing = self.normalizer(torch.cat(columns, 1))
+            # sigmoid(1.702 x) approximates the normal distribution function, so this maps ranks to normal numbers.
+            scaled = (torch.logit(ranks) / 1.702).to(self.bias.dtype)
+            bins = torch.where(missing, BINS, (BINS * ranks.nan_to_num(0.5)).long())
+            self._look_up(bins + self.bin_starts, embedded, terms)
             if self.vectors is not None:
                 embedded[-1] = embedded[-1] + scaled.unsqueeze(2) * self.vectors
             if self.slopes is not None:
@@ -131,7 +209,10 @@ class Inputs(nn.Module):
         total = terms[0]
         for term in terms[1:]:
             total = total + term
-        return torch.cat(embedded, 1) if embedded else total.new_zeros(len(total), 0, 0), total
+        if not embedded:
+            return total.new_zeros(len(total), 0, 0), total
+        vectors = torch.cat(embedded, 1)
+        return vectors, total + pairwise_interactions(vectors) if self.has_pairs else total
 
     def _look_up(
         self, rows: Tensor, embedded: list[Tensor], terms: list[Tensor], weights: Tensor | None = None

@@ -28,6 +28,11 @@ EXCLUDED_OPTIONS = ("params", "lr", "differentiable", "state_dtype")
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 
 
+def is_log_loss(loss: Any) -> bool:
+    """Whether a loss is the log loss of torch, also as a module or with further arguments."""
+    return isinstance(loss, nn.BCEWithLogitsLoss) or getattr(loss, "func", loss) is LOG_LOSS
+
+
 class UsageError(ValueError):
     """A command or a call that cannot be executed. The message says what to give instead."""
 

@@ -16,22 +16,6 @@ MAX_FULL_RANK_INPUTS = 256
 LOW_RANK = 64
 
 
-def pairwise_interactions(embedded: Tensor) -> Tensor:
-    """Compute the sum of the inner products of all pairs of embeddings, in linear time.
-
-    The sum over pairs equals ((sum v)^2 - sum v^2) / 2, see Rendle, Factorization Machines (2010),
-    https://doi.org/10.1109/ICDM.2010.127.
-
-    Args:
-        embedded: embeddings (batch, fields, width).
-
-    Returns:
-        One number per event (batch,).
-    """
-    products: Tensor = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
-    return products
-
-
 def feed_forward(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
     """Build hidden layers with ReLU, followed by one output."""
     layers: list[nn.Module] = []
@@ -45,32 +29,28 @@ class Linear(nn.Module):
     """Logistic regression: one weight for every category, hash and bin, and one slope for every number."""
 
     has_linear_terms = True
+    has_pairs = False
     has_embeddings = False
     has_hidden = False
 
     def __init__(self, schema: Schema, width: int = DEFAULT_WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__()
-        self.inputs = Inputs(schema, width if self.has_embeddings else 0, self.has_linear_terms)
+        self.inputs = Inputs(schema, width if self.has_embeddings else 0, self.has_linear_terms, self.has_pairs)
 
     def forward(self, **features: Tensor) -> Tensor:
         """Compute one logit per event."""
-        embedded, linear = self.inputs(features)
-        score: Tensor = linear + self.interaction(embedded)
-        return score
+        embedded, terms = self.inputs(features)
+        return self.score(embedded, terms)
 
-    def interaction(self, embedded: Tensor) -> Tensor:
-        """Compute the part of the logit that depends on the embeddings."""
-        return embedded.new_zeros(len(embedded))
+    def score(self, embedded: Tensor, terms: Tensor) -> Tensor:
+        """Compute the logit from the outputs of the input layer."""
+        return terms
 
 
 class FM(Linear):
     """A factorization machine (https://doi.org/10.1109/ICDM.2010.127)."""
 
-    has_embeddings = True
-
-    def interaction(self, embedded: Tensor) -> Tensor:
-        """Compute the pairwise interactions of the fields."""
-        return pairwise_interactions(embedded)
+    has_pairs = has_embeddings = True
 
 
 class MLP(Linear):
@@ -83,20 +63,16 @@ class MLP(Linear):
         inputs = self.inputs.fields * width
         self.deep = feed_forward(inputs, hidden or default_hidden(inputs))
 
-    def interaction(self, embedded: Tensor) -> Tensor:
-        """Apply the network."""
-        score: Tensor = self.deep(embedded.flatten(1)).squeeze(1)
+    def score(self, embedded: Tensor, terms: Tensor) -> Tensor:
+        """Add the output of the network."""
+        score: Tensor = terms + self.deep(embedded.flatten(1)).squeeze(1)
         return score
 
 
 class DeepFM(MLP):
     """A factorization machine and a network over the same embeddings (https://arxiv.org/abs/1703.04247)."""
 
-    has_linear_terms = True
-
-    def interaction(self, embedded: Tensor) -> Tensor:
-        """Add the factorization machine and the network."""
-        return pairwise_interactions(embedded) + super().interaction(embedded)
+    has_linear_terms = has_pairs = True
 
 
 class CrossLayer(nn.Module):
@@ -122,12 +98,12 @@ class DCN(MLP):
         self.crosses = nn.ModuleList([CrossLayer(inputs) for _ in range(CROSS_LAYERS)])
         self.out = nn.Linear(inputs, 1, bias=False)
 
-    def interaction(self, embedded: Tensor) -> Tensor:
+    def score(self, embedded: Tensor, terms: Tensor) -> Tensor:
         """Add the outputs of the cross layers and of the network."""
         x0 = x = embedded.flatten(1)
         for cross in self.crosses:
             x = cross(x0, x)
-        score: Tensor = self.out(x).squeeze(1) + super().interaction(embedded)
+        score: Tensor = super().score(embedded, terms) + self.out(x).squeeze(1)
         return score
 
 

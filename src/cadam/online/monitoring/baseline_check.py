@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,34 +13,64 @@ if TYPE_CHECKING:
 
 MIN_LABELED = 2_000
 """The number of labeled events from which on a model is judged."""
+MIN_STEPS = 200
+"""The number of optimizer steps from which on the learning rate can be the cause of a high loss."""
+MAX_LATE = 0.25
+"""Late labels matter if they belong to more events than this share of the judged ones."""
 TOLERANCE = 0.02
 """Losses count as equal if they differ by less than this share of the loss of the best constant."""
 
 
 class BaselineCheck:
-    """A report that compares the log loss of the second half of a run with that of the best constant prediction."""
+    """A report that compares the log loss of the second half of a run with that of the best constant prediction.
 
-    def __init__(self) -> None:
+    Args:
+        left_out: columns of the data that are not features, except those that the user asked to ignore.
+    """
+
+    def __init__(self, left_out: Sequence[str] = ()) -> None:
+        self.left_out = left_out
+        self._most_waiting = 0
+        """The largest number of events that waited for their labels at once."""
         self._first_half = LogLoss()
         self._next_snapshot = MIN_LABELED
 
     def __call__(self, learner: Learner) -> None:
         """Save the loss at every doubling, so that at the end at least the second half can be judged alone."""
+        self._most_waiting = max(self._most_waiting, len(learner.pending))
         if learner.log_loss.count >= self._next_snapshot:
             self._first_half, self._next_snapshot = replace(learner.log_loss), 2 * learner.log_loss.count
 
     def warning(self, learner: Learner) -> str:
         """Return a warning if the model is not better than a constant, or an empty string."""
         late = learner.log_loss - self._first_half
-        if late.count < MIN_LABELED // 2 or late.mean < late.best_constant:
+        if not learner.has_log_loss or late.count < MIN_LABELED // 2 or late.mean < late.best_constant:
             return ""
         return (
             f"the model is no better than a constant: its log loss was {late.mean:.4f} over the last {late.count:,} "
-            f"labeled events, that of the best constant {late.best_constant:.4f}. {self._advice(late)} `cadam ab` "
-            "finds the learning rate"
+            f"labeled events, that of the best constant {late.best_constant:.4f}. {self._advice(learner, late)}"
         )
 
-    def _advice(self, late: LogLoss) -> str:
+    def _advice(self, learner: Learner, late: LogLoss) -> str:
+        """Name likely causes. The learning rate is one of them only if no other is known."""
+        causes = []
+        if learner.steps < MIN_STEPS:
+            causes.append(f"there were only {learner.steps:,} steps; use more events or a smaller --batch-size")
+        if self._most_waiting > MAX_LATE * late.count:
+            causes.append(
+                f"labels are late: up to {self._most_waiting:,} events waited at once, and were predicted before the "
+                "model had learned from the events before them"
+            )
+        if (unused := learner.pending.counts.late_labels) > MAX_LATE * late.count:
+            causes.append(f"{unused:,} labels arrived after --horizon and were not used")
+        if self.left_out:
+            names = ", ".join(self.left_out[:5]) + (", ..." if len(self.left_out) > 5 else "")
+            causes.append(f"columns were left out: {names}; a --schema can make them features")
+        if causes:
+            return f"Possible causes: {'; '.join(causes)}"
+        return f"{self._rate_advice(late)} `cadam ab` finds the learning rate"
+
+    def _rate_advice(self, late: LogLoss) -> str:
         """Suggest a change of the learning rate.
 
         With a learning rate that is too high, the model separates events in the wrong direction, so its loss is above

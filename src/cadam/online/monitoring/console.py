@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import sys
 import time
@@ -16,12 +17,14 @@ from .alignment_window import AlignmentWindow
 if TYPE_CHECKING:
     from ..learner import Learner
 
+logger = logging.getLogger("cadam.online")
+
 COLUMNS = (
     ("events", "", 12),
     ("average", "loss", 9),
-    ("since", "last", 9),
-    ("constant", "best", 9),
-    ("since", "last", 9),
+    ("recent", "loss", 9),
+    ("average", "constant", 10),
+    ("recent", "constant", 10),
     ("aligned", "touched", 9),
     ("pending", "", 9),
     ("rejected", "", 9),
@@ -30,10 +33,10 @@ COLUMNS = (
 )
 """Both lines of the heading of each column, and its width."""
 LEGEND = """\
-average loss: the mean log loss so far; since last: since the previous line
-constant best: the log loss of the best constant prediction in hindsight; since last: since the previous line
+average loss: the mean log loss so far; recent loss: since the previous line, or since the run was resumed
+average constant, recent constant: the log loss of the best constant prediction in hindsight, for the same events
 aligned touched: share of elements with a nonzero gradient whose momentum has the same sign
-pending: events that wait for their label; lag: seconds between the time of the newest event and now"""
+pending: events that wait for their label; lag: seconds from the time of the newest event to its processing"""
 
 
 class Console:
@@ -57,6 +60,7 @@ class Console:
         self._next_events = 0
         self._last_loss = LogLoss()
         self._alignment = AlignmentWindow()
+        self._has_failed = False
 
     def __call__(self, learner: Learner) -> None:
         """Print a line if it is due, and update the progress bar."""
@@ -92,6 +96,7 @@ class Console:
         """Print the heading, before the first line."""
         if not self._next_events:
             self._next_events = 1 << max(6, learner.resumed_at.bit_length())
+            self._last_loss = learner.log_loss_at_start
             if self.legend:
                 self._print(LEGEND)
             self._print_row([first for first, _, _ in COLUMNS])
@@ -100,14 +105,12 @@ class Console:
     def _print_line(self, learner: Learner) -> None:
         loss, health = learner.log_loss, learner.health()
         recent = loss - self._last_loss
+        losses = (loss.mean, recent.mean, loss.best_constant, recent.best_constant)
         self._time_of_line, self._last_loss = time.monotonic(), replace(loss)
         self._print_row(
             [
                 f"{learner.events:,}",
-                _format(loss.mean, ".4f"),
-                _format(recent.mean, ".4f"),
-                _format(loss.best_constant, ".4f"),
-                _format(recent.best_constant, ".4f"),
+                *(_format(value if learner.has_log_loss else math.nan, ".4f") for value in losses),
                 _format(self._alignment.advance(learner).total.over_touched, ".3f"),
                 f"{len(learner.pending):,}",
                 f"{learner.rejected:,}",
@@ -120,10 +123,17 @@ class Console:
         self._print("".join(f"{value:>{width}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True)))
 
     def _print(self, *lines: str) -> None:
-        if self._progress_bar is not None:
-            self._progress_bar.print_above("\n".join(lines))
-        else:
-            print(*lines, sep="\n", file=self.stream, flush=True)
+        try:
+            if self._progress_bar is not None:
+                self._progress_bar.print_above("\n".join(lines))
+            else:
+                print(*lines, sep="\n", file=self.stream, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # the disk is full, for example
+            if not self._has_failed:
+                logger.error("the console cannot be written; learning continues without it: %s", error)
+            self._has_failed = True
 
 
 class ProgressBar:

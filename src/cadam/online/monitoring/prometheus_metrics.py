@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..metrics.registry import METRICS
+from ...printable import printable
+from ..metrics.stream import METRICS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -35,15 +36,19 @@ COUNTS: Mapping[str, str] = {
 """Descriptions of the values that only grow."""
 GAUGES: Mapping[str, str] = {
     "rejected_share": "share of rejected events",
+    "missing_columns": "events without a column of the schema, since the stream began",
     "pending": "events that wait for their label",
     "labeled": "predictions whose label is known",
     "mean_label": "mean of the labels",
     "best_constant": "log loss of the best constant prediction in hindsight",
+    "recent_labeled": "number of labeled predictions that the other recent values describe",
+    "recent_log_loss": "log loss of the last labeled predictions",
+    "recent_best_constant": "log loss of the best constant prediction in hindsight, for the last labeled predictions",
     "time": "time of the last event",
     "alignment_over_all": "share of elements whose momentum and gradient have the same sign",
     "alignment_over_touched": "share of elements with a nonzero gradient whose momentum has the same sign",
     "events_a_second": "events per second since the process started or resumed",
-    "lag_in_seconds": "seconds between the newest event and now; NaN if the stream is not live",
+    "lag_in_seconds": "seconds from the newest event to its processing; NaN if the stream is not live",
     "backlog": "messages that the source has not read yet",
     **{name: description for metric in METRICS.values() for name, description in metric.outputs.items()},
 }
@@ -86,7 +91,14 @@ def families(learner: Learner, values: Mapping[str, float] | None = None) -> lis
     for reason, count in learner.rejections.reasons.items():
         rejected.add_metric([reason], count - earlier.get(f"rejected/{reason}", 0))
         gauge("rejected").add_sample("cadam_rejected", {"reason": reason}, count)
-    counters.append(rejected)
+    missing_text = "events without a column of the schema"
+    missing = CounterMetricFamily(
+        "cadam_missing_columns", f"{missing_text}, since the process began", labels=["column"]
+    )
+    for column, count in learner.missing_columns.items():
+        missing.add_metric([printable(column)], count - earlier.get(f"missing_columns/{column}", 0))
+        gauge("missing_columns").add_sample("cadam_missing_columns", {"column": printable(column)}, count)
+    counters += [rejected, missing]
     for key, value in values.items():
         name, _, rest = key.partition("/")
         if key == "events/total":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...printable import shell_word
 from ..data.kind import Kind
 from ..data.schema import Schema
 from ..data.sources.line_files import CONVERT_TO_UTF8
@@ -60,7 +61,7 @@ def suggest_fix(counts: Mapping[str, int], schema: Schema) -> str:
             "remove line breaks from quoted text"
         )
     if "not a time of the format" in reason:
-        return f"give the format of the times in {column!r}, as in --time '{column}:%d/%m/%Y %H:%M'"
+        return f"give the format of the times in {column!r}, as in --time {shell_word(f'{column}:%d/%m/%Y %H:%M')}"
     return "run `cadam schema` on the data, and look at the reasons"
 
 
@@ -70,5 +71,5 @@ def _suggest_for_missing(name: str, schema: Schema) -> str:
             return f"the {role} is missing in some events, in column {name!r}: give another --{role}, or none"
     if name in schema.kinds:
         optional = schema.features[name].rstrip("?") + "?"
-        return f"column {name!r} may be missing: write {optional} in the schema, or --ignore {name}"
+        return f"column {name!r} may be missing: write {optional} in the schema, or --ignore {shell_word(name)}"
     return f"column {name!r}, which is needed, is missing in some events: leave it out of the schema"

@@ -15,10 +15,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..metrics.log_loss import LogLoss
 from . import prometheus_metrics
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cadam.online")
 
 SERVER = Path(__file__).with_name("status_server.py")
+RECENT_LABELS = 10_000
+"""The number of labeled events over which the page compares the model with the best constant."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -109,6 +114,30 @@ class StatusServer:
             self.process.wait()
 
 
+class RecentLoss:
+    """The log loss of the last labeled events since the process started, computed from snapshots of the total.
+
+    Args:
+        labels: the number of labeled events. The window has up to 1% more, or one batch if batches are larger.
+    """
+
+    def __init__(self, labels: int = RECENT_LABELS) -> None:
+        self.labels = labels
+        self._snapshots: deque[LogLoss] = deque()
+
+    def advance(self, learner: Learner) -> LogLoss:
+        """Return the loss of the last labeled events."""
+        total, snapshots = learner.log_loss, self._snapshots
+        if not snapshots:
+            snapshots.append(replace(total) if learner.resumed_at else LogLoss())
+        while len(snapshots) > 1 and total.count - snapshots[1].count >= self.labels:
+            snapshots.popleft()
+        recent = total - snapshots[0]
+        if total.count - snapshots[-1].count >= self.labels / 100:
+            snapshots.append(replace(total))
+        return recent
+
+
 class StatusPage:
     """A report that shows the metrics of a learner on a status page.
 
@@ -123,6 +152,7 @@ class StatusPage:
 
     def __init__(self, address: str, title: str, seconds: float = 1.0) -> None:
         self.server, self.seconds = StatusServer(address, title), seconds
+        self._recent_loss = RecentLoss()
         self._time_of_update = -math.inf
 
     def __call__(self, learner: Learner) -> None:
@@ -133,7 +163,10 @@ class StatusPage:
     def end(self, learner: Learner) -> None:
         """Update the page now."""
         self._time_of_update = time.monotonic()
+        recent = self._recent_loss.advance(learner)
         values = {**learner.metrics(), **learner.health()}
+        values |= {"recent_labeled": recent.count, "recent_log_loss": recent.mean}
+        values["recent_best_constant"] = recent.best_constant
         self.server.send(prometheus_metrics.families(learner, values), _curve_point(learner, values))
 
     def close(self) -> None:

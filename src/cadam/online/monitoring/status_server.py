@@ -6,7 +6,8 @@ DESCRIPTOR is a listening socket. Messages of the learner arrive on standard inp
 process ends when standard input is closed. Only the standard library is imported, so the process starts quickly.
 
 No path of a request is looked up on the disk. The size of a request, the time of a connection and the number of
-connections are bounded, and every connection is closed after one answer.
+connections are bounded, and every connection is closed after one answer. A new connection beyond the limit replaces the
+oldest one, so that idle clients cannot keep others, such as a health check, from an answer.
 """
 
 from __future__ import annotations
@@ -155,29 +156,36 @@ class Server(ThreadingHTTPServer):
         self.is_local = host in ("127.0.0.1", "::1")
         self.page = Path(__file__).with_name("status.html").read_bytes()
         self._free_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._start_times: dict[socket.socket, float] = {}
+        """When each open connection was accepted, oldest first."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or close it if there are too many."""
-        if self._free_connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Start a thread for a connection. If there are too many, the oldest one is closed first."""
+        if not self._free_connections.acquire(blocking=False):
+            for oldest in list(self._start_times)[:1]:
+                self._disconnect(oldest)
+            self._free_connections.acquire()  # the thread of a closed connection ends at once
+        self._start_times[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a connection, which is closed when its time is over."""
-
-        def disconnect() -> None:
-            with suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(SECONDS_PER_CONNECTION, disconnect)
-        timer.daemon = True
-        timer.start()
+        """Handle a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            timer.cancel()
+            self._start_times.pop(request, None)
             self._free_connections.release()
+
+    def service_actions(self) -> None:
+        """Close connections whose time is over. The loop of the server calls this method at least twice a second."""
+        for request, start in list(self._start_times.items()):
+            if time.monotonic() - start > SECONDS_PER_CONNECTION:
+                self._disconnect(request)
+
+    def _disconnect(self, request: socket.socket) -> None:
+        """End all waiting for a client, after which the thread of its connection closes the socket."""
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the errors of a connection, such as a client that disconnects too early."""

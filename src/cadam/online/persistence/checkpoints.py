@@ -21,7 +21,8 @@ from ...checkpoint_files import (
 
 logger = logging.getLogger("cadam.online")
 
-CHECKPOINT_PATTERN = "checkpoint-*.safetensors"
+CHECKPOINT_NAME = re.compile(r"checkpoint-[0-9]{12,}\.safetensors")
+"""Names that `Checkpoints.save` gives. Other files, such as checkpoint-backup.safetensors, are left alone."""
 TEMPORARY_FILE = re.compile(r"\..*\.new|\.tmp[A-Za-z0-9]{6}")
 """Names of temporary files of `write_tree` and of safetensors, which remain if a process is killed while it writes."""
 
@@ -48,7 +49,7 @@ class Checkpoints:
 
     def files(self) -> list[Path]:
         """List the checkpoints, oldest first."""
-        return sorted(self.folder.glob(CHECKPOINT_PATTERN))
+        return list_checkpoints(self.folder)
 
     def save(self, number: int, tree: Any) -> Path:
         """Save a tree as checkpoint `number` and delete old checkpoints."""
@@ -86,9 +87,9 @@ class Checkpoints:
         self._lock.release()
 
 
-def has_checkpoints(folder: Path) -> bool:
-    """Whether a folder has checkpoints, damaged or not."""
-    return any(folder.glob(CHECKPOINT_PATTERN))
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, damaged or not, oldest first."""
+    return sorted(path for path in folder.glob("checkpoint-*") if CHECKPOINT_NAME.fullmatch(path.name))
 
 
 def read_newest(folder: Path) -> tuple[Path, Any]:
@@ -100,12 +101,12 @@ def read_newest(folder: Path) -> tuple[Path, Any]:
         DamagedCheckpointError: if there is no checkpoint that can be read.
     """
     while True:
-        files = sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True)
-        for path in files:
+        files = list_checkpoints(folder)
+        for path in reversed(files):
             try:
                 return path, read_tree(path)
             except DamagedCheckpointError:
                 continue
         # A running learner deletes old checkpoints, so files may have disappeared since they were listed.
-        if files == sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True):
+        if files == list_checkpoints(folder):
             raise DamagedCheckpointError(f"none of the {len(files)} checkpoints in {folder} can be read")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from ...atomic_write import replace_file, write_with
+from ...checkpoint_files import check_like, expect_valid_content
+from ...printable import printable
 from ..data.events import Array, Batch
 from ..data.schema import Schema
 from ..data.validation import check_arguments
+from ..models.inputs import cast_features, feature_dtype
 from ..models.model_file import UsageError
-from ..run_config import MODEL_FILE, SCHEMA_FILE, model_builder, read_model_file
+from ..run_config import MODEL_FILE, SCHEMA_FILE, model_builder, read_ready_made_model
 from .checkpoints import read_newest
+
+logger = logging.getLogger("cadam.online")
 
 
 class ScoringModel(nn.Module):
@@ -26,11 +32,11 @@ class ScoringModel(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.feature_dtype = model, feature_dtype(model)
 
     def forward(self, features: dict[str, Tensor]) -> Tensor:
         """Compute the scores of a batch of events."""
-        scores: Tensor = self.model(**features)
+        scores: Tensor = self.model(**cast_features(features, self.feature_dtype))
         return scores.reshape(next(iter(features.values())).shape[0]).float()
 
 
@@ -50,6 +56,13 @@ class LoadedModel:
     """The checkpoint that was loaded."""
     events: int
     """The number of events that the learner had seen when it wrote the checkpoint."""
+    _logged_reasons: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The reason of the first rejected event, once it was logged."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model is on."""
+        return next((param.device for param in self.model.parameters()), torch.device("cpu"))
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
         """Encode raw events as features of the model. Label, id, user and time are ignored.
@@ -61,13 +74,15 @@ class LoadedModel:
         Returns:
             The encoded events, and the rejected ones with a reason: those that do not match the schema, and those that
             have none of the features.
+
+        Raises:
+            TypeError: if `records` is not a list of dicts.
         """
         return self.schema.encode(records, text=text)
 
     def scores(self, features: Mapping[str, Array]) -> Array:
         """Compute the scores of encoded features: logits, if the model was trained with the log loss."""
-        device = next((param.device for param in self.model.parameters()), torch.device("cpu"))
-        tensors = {name: torch.from_numpy(np.array(values)).to(device) for name, values in features.items()}
+        tensors = {name: torch.from_numpy(np.array(values)).to(self.device) for name, values in features.items()}
         with torch.inference_mode():
             scores: Array = ScoringModel(self.model)(tensors).cpu().numpy()
         return scores
@@ -75,14 +90,31 @@ class LoadedModel:
     def predict(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Array:
         """Compute the scores of raw events.
 
+        An event that does not match the schema is rejected: its score is nan. The reason of the first rejected event is
+        logged as a warning, once per loaded model; `encode` returns the reasons of all rejected events.
+
         Args:
-            records: one dict per event.
+            records: a list with one dict per event, also for one event.
             text: whether numbers are strings, as in a CSV file.
 
         Returns:
             One score per event, nan for rejected events.
+
+        Raises:
+            TypeError: if `records` is not a list of dicts.
         """
         batch = self.encode(records, text=text)
+        if batch.rejected and not self._logged_reasons:
+            first = batch.rejected[0]
+            self._logged_reasons.append(first.reason)
+            logger.warning(
+                "rejected events have the score nan, here %d of %d. The first, at index %s: %s. Later ones are not "
+                "logged; LoadedModel.encode returns the reasons",
+                len(batch.rejected),
+                len(records),
+                first.where,
+                printable(first.reason),
+            )
         scores = np.full(len(records), np.nan, dtype=np.float32)
         rejected = {int(event.where) for event in batch.rejected}
         if batch.events is not None:
@@ -90,21 +122,31 @@ class LoadedModel:
         return scores
 
 
-def load_model(folder: Path | str, model: nn.Module | str | None = None, schema: Schema | None = None) -> LoadedModel:
+def load_model(
+    folder: Path | str,
+    model: nn.Module | str | None = None,
+    schema: Schema | None = None,
+    *,
+    device: torch.device | str | None = None,
+) -> LoadedModel:
     """Load the model of the newest good checkpoint in a folder, to which a learner may still be writing.
 
-    `cadam run` writes to the folder how the model is built, and its schema. `model` and `schema` are needed only for a
-    checkpoint of your own `Learner`, or if the Python file of the model has moved.
+    `cadam run` writes the name of a ready-made model and its schema to the folder. Give `model` if the model is your
+    own: a folder never makes this function import a Python file. Give `schema` too if a `Learner` of your own has
+    written the checkpoints.
 
     Args:
         folder: the checkpoint folder of a run.
         model: a new model of the same class, or FILE.py:FUNCTION.
         schema: the schema of the events.
+        device: the device to predict on, whichever device the model was trained on (default: the CPU for a ready-made
+            model, and the device of `model` for your own).
 
     Raises:
         FileNotFoundError: if the folder does not exist.
         DamagedCheckpointError: if no checkpoint can be read.
-        ValueError: if the model or the schema is missing, or if the weights belong to another model.
+        ValueError: if the model or the schema is missing, if the model is FILE.py:FUNCTION and `model` is not given,
+            or if the weights belong to another model.
 
     Example::
 
@@ -118,7 +160,7 @@ def load_model(folder: Path | str, model: nn.Module | str | None = None, schema:
         schema = Schema.read(folder / SCHEMA_FILE)
     settings: dict[str, Any] = {}
     if model is None:
-        model, settings = read_model_file(folder) or (None, {})
+        model, settings = read_ready_made_model(folder) or (None, {})
     if schema is None or model is None:
         raise UsageError(
             f"{folder} lacks {MODEL_FILE} or {SCHEMA_FILE}, which `cadam run` writes: give load_model a model and a "
@@ -130,10 +172,13 @@ def load_model(folder: Path | str, model: nn.Module | str | None = None, schema:
         check_arguments(model, schema, type(model).__name__)
     path, state = read_newest(folder)
     try:
-        model.load_state_dict(state["model"])
+        with expect_valid_content(path):
+            model.load_state_dict(state["model"])
+            events = state["counts"]["events"]
+            check_like(events, 0, "events")
     except RuntimeError as error:
         raise ValueError(f"the weights in {path} belong to another model: {error}") from error
-    return LoadedModel(model.eval(), schema, path, state["counts"]["events"])
+    return LoadedModel(model.to(device).eval(), schema, path, events)
 
 
 def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
@@ -142,7 +187,9 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     The exported model takes any number of events, in a process that imports only torch::
 
         model = torch.export.load("model.pt2").module()
-        scores = model({"item": torch.tensor([3, 5]), "price": torch.tensor([0.5, 1.0])})
+        scores = model({"item": torch.tensor([3, 5]), "price": torch.tensor([0.5, 1.0]).double()})
+
+    It runs on the device that `loaded` is on. The state dict has tensors on the CPU.
 
     Args:
         loaded: the model.
@@ -159,10 +206,11 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     weights_path, schema_path = path.with_suffix(".pt"), path.with_suffix(".schema.json")
     schema_text = json.dumps(serving_schema(loaded.schema).settings(), indent=2, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_with(weights_path, lambda new: torch.save(loaded.model.state_dict(), new))
+    weights = {name: value.cpu() for name, value in loaded.model.state_dict().items()}
+    write_with(weights_path, lambda new: torch.save(weights, new))
     replace_file(schema_path, schema_text.encode())
     batch = torch.export.Dim("batch")
-    examples = {name: _example(kind) for name, kind in loaded.schema.kinds.items()}
+    examples = {name: _example(kind).to(loaded.device) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
     try:
         program = _trace(ScoringModel(loaded.model).eval(), examples, shapes)
@@ -190,7 +238,7 @@ def _trace(model: nn.Module, examples: Any, shapes: Any) -> Any:
 def _example(kind: Any) -> Tensor:
     """Create values of two events; torch.export would treat a batch size of 1 as a constant."""
     shape = (2, kind.length) if kind.length else (2,)
-    return torch.zeros(shape, dtype=torch.float32 if kind.name == "number" else torch.int64)
+    return torch.zeros(shape, dtype=torch.float64 if kind.name == "number" else torch.int64)
 
 
 def _save(program: Any, path: Path, schema_text: str) -> None:

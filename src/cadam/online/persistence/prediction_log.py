@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...atomic_write import write_with
+from ...checkpoint_files import check_like
 from ..data.events import FEATURE_PREFIX, Columns, concatenate_columns
 from ..labels.join import Outcome
 
@@ -174,6 +175,8 @@ class PredictionLog:
             ValueError: if the files have another number of rows, or if a file is cut short.
             FileNotFoundError: if a file is missing.
         """
+        columns = dict.fromkeys(("score", "label", "outcome") if state["buffer"] else (), np.empty(0))
+        check_like(state, {"part": 0, "rows": 0, "lost_rows": 0, "buffer": columns}, "log")
         if state["rows"] != self.rows:
             raise ValueError(f"the log was started with {state['rows']} rows per file, not {self.rows}")
         files = {int(path.stem.removeprefix("part-")): path for path in self.folder.glob("part-*.parquet")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from ...checkpoint_files import read_tree
+from .checkpoints import CHECKPOINT_NAME
 
 OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "amsgrad", "maximize")
 """Options that a warm start copies from a saved optimizer. The learning rate stays that of the new optimizer."""
@@ -72,7 +76,7 @@ def read_trained(saved: Saved) -> TrainedModel:
 
     Args:
         saved: a dict ``{"model": state dict, "optimizer": state dict or several}``, a file of such a dict, or a
-            sequence of dicts and files that contains exactly one model.
+            sequence of dicts and files that contains exactly one model. A checkpoint of a learner is such a file.
 
     Raises:
         ValueError: if there is not exactly one model, or if something is neither a model nor an optimizer.
@@ -81,7 +85,7 @@ def read_trained(saved: Saved) -> TrainedModel:
     optimizers: list[Mapping[str, Any]] = []
     for part in [saved] if isinstance(saved, (Mapping, Path, str)) else saved:
         origin = "" if isinstance(part, Mapping) else f"{part}: "
-        content = part if isinstance(part, Mapping) else torch.load(part, map_location="cpu", weights_only=True)
+        content = part if isinstance(part, Mapping) else _read_file(Path(part))
         for state in content if isinstance(content, (list, tuple)) else [content]:
             if not isinstance(state, Mapping):
                 raise ValueError(f"{origin}{EXPECTED}; got a {type(state).__name__}")
@@ -98,6 +102,22 @@ def read_trained(saved: Saved) -> TrainedModel:
     if len(models) != 1:
         raise ValueError(f"{EXPECTED}; got {len(models)} models")
     return TrainedModel(models[0], optimizers)
+
+
+def _read_file(path: Path) -> Any:
+    """Read a file of `torch.save` without running code, or a checkpoint of a learner.
+
+    Raises:
+        ValueError: if the file is neither.
+    """
+    if CHECKPOINT_NAME.fullmatch(path.name):
+        return read_tree(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
+        size = path.stat().st_size
+        reason = "it is empty" if not size else str(error).partition("\n")[0]
+        raise ValueError(f"{path} is not a file of torch.save that is safe to read: {reason}") from error
 
 
 def _as_list(saved: Any) -> list[Mapping[str, Any]]:
@@ -209,7 +229,7 @@ def _common_options(members: Sequence[str], saved: Mapping[str, SavedParameter],
 
 
 def _kind(state_dict: Mapping[str, Any]) -> str:
-    """Tell SparseAdam from the other optimizers of torch with moments, which all have the option weight_decay."""
+    """Describe the kind of a saved optimizer. SparseAdam is the only one without the option weight_decay."""
     return "a dense optimizer" if any("weight_decay" in g for g in state_dict["param_groups"]) else "SparseAdam"
 
 

@@ -20,6 +20,8 @@ from . import word_lists as words
 
 NEARLY_UNIQUE = 0.9
 """From this fraction of distinct values on, a column is nearly unique and does not help to predict new events."""
+NEVER_REPEATING = 0.999
+"""From this fraction of distinct values in the sample on, a column of a stream that grows is nearly unique."""
 MOSTLY_NUMBERS = 0.9
 """From this fraction of numbers on, texts in a column are reported as exceptions."""
 
@@ -51,10 +53,26 @@ class Column:
         """The number of distinct values."""
         return len(self.counts)
 
-    @property
-    def is_nearly_unique(self) -> bool:
-        """Whether almost every value occurs only once."""
-        return self.present >= 50 and self.distinct > NEARLY_UNIQUE * self.present
+    def is_nearly_unique(self, total: int | None) -> bool:
+        """Whether almost every value occurs only once in all data.
+
+        The number of distinct values is estimated from the values that occur once (f1) and twice (f2) in the sample, as
+        distinct + f1 (f1 - 1) / (2 (f2 + 1)) (Chao 1984, https://www.jstor.org/stable/4615964, bias-corrected). The
+        guaranteed-error estimator of `estimate_distinct` cannot tell an id that occurs ten times from a unique one.
+
+        Args:
+            total: The number of rows of all data. None: the stream grows, and only values that never repeat are unique.
+        """
+        if self.present < 50:
+            return False
+        if total is None:
+            return self.distinct > NEVER_REPEATING * self.present
+        frequencies = Counter(self.counts.values())
+        once, twice = frequencies[1], frequencies[2]
+        present = self.present * max(1.0, total / len(self.values))
+        is_complete = total <= len(self.values)
+        estimate = self.distinct if is_complete else self.distinct + once * (once - 1) / (2 * (twice + 1))
+        return min(estimate, present) > NEARLY_UNIQUE * present
 
     @property
     def is_numeric(self) -> bool:
@@ -98,6 +116,14 @@ def is_identifier(name: str) -> bool:
     return has_word(name, words.CODE | words.USER) or last == "id" or (is_entity and not is_amount(name))
 
 
+def is_row_number(column: Column) -> bool:
+    """Whether a column is the index that pandas and R write: it has no name, and its integers count the rows."""
+    if not re.fullmatch(r"(Unnamed: \d+)?", column.name.strip()) or column.type != "integer" or column.missing:
+        return False
+    numbers = np.array([float(value) for value in column.values])
+    return len(numbers) > 1 and float((np.diff(numbers) == 1).mean()) > 0.99
+
+
 def format_value(value: Any) -> str:
     """Return a value as text for messages."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
@@ -136,7 +162,7 @@ def analyze_column(name: str, values: list[Any], is_text: bool, is_time: bool = 
 
 
 def text_column(name: str, values: list[Any]) -> Column:
-    """Return a column whose values are taken as they are written: also "None" is a value."""
+    """Return a column of texts that are not converted: "None", for example, is a value and not a missing one."""
     counts: Counter[Any] = Counter(values)
     return Column(name, values, "text", counts, counts.pop(None, 0))
 

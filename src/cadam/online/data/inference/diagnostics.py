@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from ....printable import shell_word
 from ...metrics.auc import auc
 from ..events import Array
 from ..kind import Kind
 from ..schema import Schema
 from ..sources.sample import Sample
-from .columns import Column, fits_time_format, is_amount
+from .columns import MOSTLY_NUMBERS, Column, fits_time_format, is_amount
 from .features import choose_buckets, describe_texts
-from .roles import Columns, sorted_share
+from .roles import Columns, find_best_time, sorted_share
+from .word_lists import MISSING_MARKERS
 
 LEAK_AUC = 0.9
 """A column that predicts the label alone with at least this AUC probably contains the label."""
@@ -23,10 +26,21 @@ REPEATING = 0.75
 """Up to this fraction of distinct values, integers repeat often enough to be ids."""
 MIN_LEAK_EVENTS, MAX_LEAK_EVENTS = 200, 20_000
 """The number of labeled events that the check for leaks needs, and the most that it uses."""
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_NUMBER_WITH_COMMA = re.compile(r"[-+]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)")
+_NUMBER_WITH_SIGN = re.compile(r"[-+]?[$€£¥₹] ?[-+]?\d[\d.,]*|[-+]?\d[\d.,]* ?[$€£¥₹%]")
 
 
-def find_warnings(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
-    """Return warnings about times, users, doubtful kinds and features that reveal the label."""
+def find_warnings(schema: Schema, columns: Columns, sample: Sample, ignored: Collection[str] = ()) -> list[str]:
+    """Return warnings about times, users, doubtful kinds and features that reveal the label.
+
+    Args:
+        schema: The inferred schema.
+        columns: All columns of the sample.
+        sample: The sample.
+        ignored: The columns that the user leaves out.
+    """
+    unused = {schema.target.column, *ignored}
     warnings = []
     for column in columns.values():
         other = column.time_format.replace("%d/%m/", "%m/%d/")
@@ -35,20 +49,34 @@ def find_warnings(schema: Schema, columns: Columns, sample: Sample) -> list[str]
                 f"the days and months in {column.name!r} cannot be distinguished: {column.time_format} is assumed; "
                 f"write {other} in the schema if months come first"
             )
-    if schema.time is not None:
-        column = columns[schema.time.partition(":")[0]]
-        if (share := sorted_share(column)) < 0.999:
+    time = columns[schema.roles["time"][0]] if schema.time is not None else find_best_time(columns, unused)
+    if time is not None:
+        if time.missing:
+            consequence = "these events will be rejected"
+            if schema.time is None:
+                consequence = (
+                    "it is not used as the time of the event, because events without a time are rejected. Fill in the "
+                    f"missing times, or give --time {shell_word(time.name)} to use it and reject these events"
+                )
+            share = time.missing / len(time.values)
+            warnings.append(f"{share:.1%} of the rows of {time.name!r} have no time: {consequence}")
+        if (share := sorted_share(time)) < 0.999:
             warnings.append(
-                f"the time is not sorted: {1 - share:.1%} of the rows of {column.name!r} are earlier than the row "
+                f"the time is not sorted: {1 - share:.1%} of the rows of {time.name!r} are earlier than the row "
                 "before. Sort the data by time, because it is learned from in the order of the file"
             )
     if schema.user is None:
         warnings.append(
             "there is no column of users, so GAUC equals the AUC of all events. Give --user NAME if there is one"
         )
-    elif columns[user := schema.user.partition(":")[0]].missing:
+    elif columns[user := schema.roles["user"][0]].missing:
         warnings.append(f"the user is missing in some rows of {user!r}, which will be rejected")
-    doubts = [_find_doubt(columns[name], schema.kinds[name], sample.total) for name in schema.features]
+    doubts = [
+        _find_written_numbers(column, sample)
+        or (_find_doubt(column, schema.kinds[name], sample.total) if name in schema.features else "")
+        for name, column in columns.items()
+        if name not in unused
+    ]
     return warnings + [doubt for doubt in doubts if doubt] + _find_leaks(schema, columns, sample)
 
 
@@ -65,6 +93,35 @@ def _find_doubt(column: Column, kind: Kind, total: int | None) -> str:
         buckets = choose_buckets(column.estimate_distinct(total))
         return f"{column.name!r} is used as a number; if it is an id, write hash:{buckets}? in the schema"
     return ""
+
+
+def _find_written_numbers(column: Column, sample: Sample) -> str:
+    """Return a warning if texts look like numbers with a comma, a currency sign or a percent sign, else an empty text.
+
+    Commas in files with another separator are checked when the sample is taken.
+    """
+    if column.type != "text":
+        return ""
+    counts = {str(value): count for value, count in column.counts.items() if str(value) not in MISSING_MARKERS}
+    with_sign = [text for text in counts if _NUMBER_WITH_SIGN.fullmatch(text)]
+    with_comma = [text for text in counts if sample.separator == "," and _NUMBER_WITH_COMMA.fullmatch(text)]
+    numbers = {*with_sign, *with_comma, *(text for text in counts if _NUMBER.fullmatch(text))}
+    if not with_sign and not with_comma:
+        return ""
+    if sum(counts[text] for text in numbers) < MOSTLY_NUMBERS * sum(counts.values()):
+        return ""
+    form = "a currency or percent sign" if with_sign else "a decimal comma or a separator of thousands"
+    if not sample.is_text:
+        advice = "Store them as numbers"
+    elif with_sign:
+        advice = "Remove the sign from the data"
+    else:
+        advice = (
+            "Write them with a decimal point and without separators of thousands. Decimal commas "
+            '("decimal": "," in schema.json) need another separator of columns, such as a semicolon'
+        )
+    example = (with_sign or with_comma)[0]
+    return f"values such as {example!r} of {column.name!r} look like numbers with {form}, but are text. {advice}"
 
 
 def _find_leaks(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
@@ -86,7 +143,7 @@ def _find_leaks(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
         if score >= LEAK_AUC:
             warnings.append(
                 f"column {name!r} alone predicts the label with an AUC of {score:.3f}: if it is known only after the "
-                f"label, it reveals the label; leave it out with --ignore {name}"
+                f"label, it reveals the label; leave it out with --ignore {shell_word(name)}"
             )
     return warnings
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..conversion import MAX_TEXT_LENGTH
-from .columns import Column, format_value, is_amount, is_identifier
+from ..conversion import MAX_TEXT_LENGTH, split_text
+from ..nested import MAX_DEPTH, MAX_FIELDS
+from .columns import Column, format_value, is_amount, is_identifier, is_row_number
 from .report import ColumnDecision
 
 FEW_VALUES = 100
@@ -15,7 +16,14 @@ REPETITIONS = 50
 MANY_VALUES = 20_000
 MAX_BUCKETS = 10_000_000
 MAX_ELEMENTS = 16
-"""The most words of a text, or elements of a list, that are used."""
+"""Longer lists are histories, of which the last `MAX_HISTORY` elements are used."""
+MAX_HISTORY = 50
+MIN_WORDS = 3
+"""From this mean number of words on, texts are used as bags of words."""
+MAX_WORDS = 64
+"""The most words of a text that are used."""
+SAMPLED_TEXTS = 20_000
+"""The number of texts whose words are counted."""
 
 
 def decide_feature(column: Column, total: int | None, is_user: bool = False) -> ColumnDecision:
@@ -24,7 +32,7 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
     Args:
         column: The column.
         total: The number of rows of all data, None if the stream grows.
-        is_user: Whether the column contains the users, so that integers are ids.
+        is_user: Whether the column contains the users, so that integers are ids, and even nearly unique ones are used.
     """
     name, estimate = column.name, column.estimate_distinct(total)
     count = f"{column.distinct:,} values" if estimate == column.distinct else f"about {estimate:,} values"
@@ -33,14 +41,20 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
     def left_out(reason: str) -> ColumnDecision:
         return ColumnDecision(name, "", reason)
 
-    def hashed(reason: str, length: int = 0) -> ColumnDecision:
-        return ColumnDecision(name, f"{buckets}[{length}]?" if length else f"{buckets}?", reason)
+    def hashed(reason: str) -> ColumnDecision:
+        return ColumnDecision(name, f"{buckets}?", reason)
 
+    is_unique = column.is_nearly_unique(total)
     unique = f"nearly unique: {column.distinct:,} values in {column.present:,} rows do not help to predict other events"
     if column.type == "empty":
         return left_out("no values")
+    if is_row_number(column):
+        return left_out("the row numbers that pandas and R write")
     if column.type == "nested":
-        return left_out("nested objects; write their fields as separate columns")
+        return left_out(
+            f"objects with more than {MAX_FIELDS} different fields, or of more than {MAX_DEPTH} levels; write the "
+            "dotted names of the fields to use in the schema"
+        )
     if column.type == "list":
         return _decide_list(column, count, buckets)
     if column.distinct == 1:
@@ -56,7 +70,7 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
         return ColumnDecision(name, "number?", f"numbers {value_range(column)}")
     if column.type == "integer":
         if is_user or is_identifier(name):
-            return left_out(unique) if column.is_nearly_unique else hashed(f"integer ids, {count}, hashed")
+            return left_out(unique) if is_unique and not is_user else hashed(f"integer ids, {count}, hashed")
         if column.distinct <= 2:
             return hashed("two values")
         rows = len(column.values) if total is None else total
@@ -69,12 +83,13 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
     if column.texts:
         return hashed(f"numbers, but {describe_texts(column)}; {count}, hashed")
     texts = [str(value) for value in list(column.counts)[:2000]]
-    words = sum(len(text.split()) for text in texts) / len(texts)
-    if words >= 3 and column.distinct > FEW_VALUES:
-        return hashed(f"text of {words:.0f} words on average, {count}; its words are hashed", MAX_ELEMENTS)
+    if sum(len(text.split()) for text in texts) >= MIN_WORDS * len(texts) and column.distinct > FEW_VALUES:
+        return _decide_words(column)
     if separator := _find_list_separator(texts):
-        return hashed(f"lists separated by {separator}, {count}, hashed", MAX_ELEMENTS)
-    if column.is_nearly_unique:
+        longest = max(text.count(separator) + 1 for text in texts)
+        reason = f"lists separated by {separator}, {count}, hashed"
+        return ColumnDecision(name, f"{buckets}{_list_length(longest, MAX_ELEMENTS)}?", reason + _describe_cut(longest))
+    if is_unique and not is_user:
         return left_out(unique)
     if max(len(str(value)) for value in column.counts) > MAX_TEXT_LENGTH:
         return left_out(f"text of more than {MAX_TEXT_LENGTH} characters")
@@ -111,8 +126,27 @@ def _decide_list(column: Column, count: str, buckets: str) -> ColumnDecision:
         return ColumnDecision(column.name, f"number[{longest}]?", f"lists of {longest} numbers")
     if not all(isinstance(element, (int, str)) for element in column.counts):
         return ColumnDecision(column.name, f"number[{length}]?", f"lists of up to {longest} numbers")
-    cut = f", of which the first {MAX_ELEMENTS} are used" if longest > MAX_ELEMENTS else ""
-    return ColumnDecision(column.name, f"{buckets}[{length}]?", f"lists of up to {longest} elements, {count}{cut}")
+    kind = f"{buckets}{_list_length(longest, longest)}?"
+    return ColumnDecision(column.name, kind, f"lists of up to {longest} elements, {count}{_describe_cut(longest)}")
+
+
+def _list_length(longest: int, short_length: int) -> str:
+    """Return the length of a list as a kind writes it: `short_length`, or the last elements of a history."""
+    return f"[{short_length}]" if longest <= MAX_ELEMENTS else f"[last {min(longest, MAX_HISTORY)}]"
+
+
+def _describe_cut(longest: int) -> str:
+    return f", of which the last {MAX_HISTORY} are used" if longest > MAX_HISTORY else ""
+
+
+def _decide_words(column: Column) -> ColumnDecision:
+    """Use texts as bags of words. Most texts keep all of their words."""
+    texts = [split_text(str(value)) for value in list(column.counts)[:SAMPLED_TEXTS]]
+    lengths = sorted(map(len, texts))
+    vocabulary = len({word for words in texts for word in words})
+    length = max(1, min(MAX_WORDS, lengths[int(0.95 * (len(lengths) - 1))]))
+    reason = f"text of {sum(lengths) / len(lengths):.0f} words on average, {vocabulary:,} words, hashed"
+    return ColumnDecision(column.name, f"words:{choose_buckets(vocabulary)}[{length}]?", reason)
 
 
 def _find_list_separator(texts: list[str]) -> str:

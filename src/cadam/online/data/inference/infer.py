@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..schema import Schema, Target
-from ..sources.registry import PLACEHOLDER_SCHEMA, open_source
 from ..sources.sample import Sample
+from ..sources.uri import PLACEHOLDER_SCHEMA, open_source
 from .columns import Column, analyze_column, text_column
 from .diagnostics import find_warnings
 from .features import decide_feature
@@ -48,7 +48,7 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
             columns[wanted.column] = text_column(wanted.column, sample.columns[wanted.column])
     label, reason = find_label(columns, options.label, sample, location)
     target = Target.parse(label)
-    time, user = find_time(columns, options, target), find_user(columns, options, target)
+    time, user = find_time(columns, options, target), find_user(columns, options, target, sample.total)
     id_ = find_id(columns, options, target, user)
     decisions: dict[str, ColumnDecision] = {}
     for name, column in columns.items():
@@ -72,7 +72,14 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
     missing = _missing_markers(columns, {*features, id_.column, user.column, time.column}, target)
     roles = (id_.value, user.value, time.value)
     schema = Schema(features, label, *roles, separator=sample.separator, header=sample.header, missing=missing)
-    warnings = sample.warnings + find_warnings(schema, columns, sample)
+    warnings = sample.warnings + find_warnings(
+        schema, columns, sample, options.ignore
+    )  # The sample has decimal points.
+    dropped = [use.column for use in decisions.values() if not use.kind and use.column not in options.ignore]
+    if dropped:
+        names = ", ".join(map(repr, dropped[:10])) + (f" and {len(dropped) - 10} more" if len(dropped) > 10 else "")
+        warnings.append(f"columns were left out: {names}. To use one, write it in schema.json and give --schema")
+    schema = replace(schema, decimal=sample.decimal)
     return InferredSchema(schema, list(decisions.values()), f"{location}: {sample.description}", warnings)
 
 

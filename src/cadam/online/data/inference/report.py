@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from dataclasses import dataclass, field
 
+from ....printable import printable
 from ..schema import Schema
 
 
@@ -43,16 +44,19 @@ class InferredSchema:
             width: The number of characters per line.
         """
         rows = [("column", "kind", "reason")]
-        rows += [(decision.column, decision.kind or "left out", decision.reason) for decision in self.decisions]
+        rows += [
+            (printable(decision.column), printable(decision.kind or "left out"), printable(decision.reason))
+            for decision in self.decisions
+        ]
         first, second = (min(40, max(_display_width(row[index]) for row in rows)) + 2 for index in (0, 1))
-        lines = [self.description, ""]
+        lines = [printable(self.description), ""]
         for name, kind, reason in rows:
             wrapped = textwrap.wrap(reason, max(30, width - first - second)) or [""]
             lines.append(_pad(name, first) + _pad(kind, second) + wrapped[0])
             lines += [" " * (first + second) + line for line in wrapped[1:]]
         lines.append("")
         for warning in self.warnings:
-            lines += textwrap.wrap(f"warning: {warning}", width, subsequent_indent=" " * 9)
+            lines += textwrap.wrap(printable(f"warning: {warning}"), width, subsequent_indent=" " * 9)
         return lines
 
 

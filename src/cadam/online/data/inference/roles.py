@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
+from ....printable import shell_word
 from ..conversion import convert
 from ..kind import Kind
 from ..schema import Target
@@ -20,6 +21,9 @@ from .report import CannotInferError
 from .word_lists import EVENT, LABEL, NEGATIVE, NOT_A_USER, POSITIVE, TIME, TRUE, USER
 
 Columns = Mapping[str, Column]
+
+FEW_MISSING = 0.05
+"""Up to this fraction of missing values, a column of times is probably meant to be the time of the event."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,13 @@ class Role:
 
     value: str | None
     reason: str = ""
-
-    @property
-    def column(self) -> str | None:
-        """The name of the column."""
-        return None if self.value is None else self.value.partition(":")[0]
+    column: str | None = None
 
 
 def check_names(columns: Columns, options: ColumnOptions, sample: Sample, location: str) -> None:
     """Raise `CannotInferError` if an option names a column that does not exist."""
     for name in (*options.ignore, *filter(None, (options.user, options.time, options.id))):
-        if name.partition(":")[0] not in columns:
+        if name not in columns and (name in options.ignore or name.partition(":")[0] not in columns):
             raise CannotInferError(f"{location} has no column {name!r}{_describe_columns(name, columns, sample)}")
 
 
@@ -82,10 +82,14 @@ def find_label(columns: Columns, option: str | None, sample: Sample, location: s
         label, reason = _binary_label(candidates[0])
         return label, f"by its name; {reason}"
     target = Target(option) if option in columns else Target.parse(option)
+    if target.comparison == "" and Target.parse(option).comparison:
+        raise CannotInferError(f"--label {option}: the column {option!r} is named like a comparison; rename it")
     if target.column not in columns:
         advice = _describe_columns(target.column, columns, sample)
         raise CannotInferError(f"{location} has no column {target.column!r} for the label{advice}")
     column = columns[target.column]
+    if column.type == "list":
+        raise CannotInferError(f"--label {option}: column {target.column!r} contains lists, but a label is one value")
     if not column.counts:
         raise CannotInferError(f"--label {option}: column {target.column!r} is empty in the sample")
     if not target.comparison:
@@ -95,7 +99,7 @@ def find_label(columns: Columns, option: str | None, sample: Sample, location: s
         example = format_value(column.values[next(row for row, problem in problems.items() if problem)])
         raise CannotInferError(
             f"--label {option}: column {target.column!r} contains {example!r}, which is not a number. Compare text "
-            f"with ==, as in --label '{target.column}=={format_value(_likely_positive(column))}'"
+            f"with ==, as in --label {shell_word(f'{target.column}=={format_value(_likely_positive(column))}')}"
         )
     present = labels[~np.isnan(labels)]
     if len(present) and present.min() == present.max():
@@ -132,7 +136,7 @@ def _binary_label(column: Column) -> tuple[str, str]:
         example = f"{name}=={format_value(_likely_positive(column))}"
     raise CannotInferError(
         f"--label {name}: a label is 0 or 1{_describe_values(column)}. Say which values count as 1, as in "
-        f"--label '{example}'"
+        f"--label {shell_word(example)}"
     )
 
 
@@ -173,47 +177,55 @@ def _describe_columns(name: str, columns: Columns, sample: Sample) -> str:
     return text
 
 
-def find_user(columns: Columns, options: ColumnOptions, target: Target) -> Role:
+def find_user(columns: Columns, options: ColumnOptions, target: Target, total: int | None) -> Role:
     """Return the user: the column of the option, else a complete column with a typical name."""
     if options.user is not None:
-        return Role(_as_key(options.user, columns), "--user")
+        return Role(*_as_key(options.user, columns, "--user"))
     for column in columns.values():
         is_named = has_word(column.name, USER) and split_words(column.name)[-1] not in NOT_A_USER
         if not is_named or column.name in (target.column, *options.ignore) or column.type not in ("integer", "text"):
             continue
-        if column.missing or (column.is_nearly_unique and column.present > 1000) or column.distinct < 2:
+        if column.missing or (column.is_nearly_unique(total) and column.present > 1000) or column.distinct < 2:
             continue
-        return Role(_as_key(column.name, columns), "by its name")
+        return Role(*_as_key(column.name, columns, "by its name"))
     return Role(None)
 
 
 def find_time(columns: Columns, options: ColumnOptions, target: Target) -> Role:
-    """Return the time: the column of the option, else the column of times that is best sorted.
+    """Return the time: the column of the option, else the complete column of times that is best sorted.
 
     Raises:
         CannotInferError: If the format of the option's column is not recognized.
     """
     if options.time is not None:
         name, _, time_format = options.time.partition(":")
+        if name not in columns:
+            raise CannotInferError(f"--time {options.time}: a column with a colon in its name cannot be the time")
         column = columns[name]
         if column.type != "time" and not time_format and not column.is_numeric:
             example = format_value(next(iter(column.counts), ""))
             raise CannotInferError(
                 f"--time {name}: the format of times such as {example!r} is not recognized; give it as in "
-                f"--time '{name}:%d/%m/%Y %H:%M'"
+                f"--time {shell_word(f'{name}:%d/%m/%Y %H:%M')}"
             )
-        return Role(_with_format(name, time_format or column.time_format), "--time")
+        return Role(_with_format(name, time_format or column.time_format), "--time", name)
+    # Events without a time are rejected, so a column with missing values is used only if --time says so.
+    best = find_best_time(columns, (target.column, *options.ignore), max_missing=0)
+    if best is None:
+        return Role(None)
+    reason = f"its values are {'sorted ' if sorted_share(best) > 0.999 else ''}times"
+    return Role(_with_format(best.name, best.time_format), reason, best.name)
+
+
+def find_best_time(columns: Columns, excluded: Collection[str], max_missing: float = FEW_MISSING) -> Column | None:
+    """Return the column of times that is best sorted among those with at most a fraction of missing values."""
     candidates = [
         column
         for column in columns.values()
-        if column.type == "time" and column.name not in (target.column, *options.ignore)
-        if not column.missing and ":" not in column.name and column.distinct > 1
+        if column.type == "time" and column.name not in excluded
+        if column.missing <= max_missing * len(column.values) and ":" not in column.name and column.distinct > 1
     ]
-    if not candidates:
-        return Role(None)
-    best = max(candidates, key=lambda column: (sorted_share(column), has_word(column.name, TIME)))
-    reason = f"its values are {'sorted ' if sorted_share(best) > 0.999 else ''}times"
-    return Role(_with_format(best.name, best.time_format), reason)
+    return max(candidates, key=lambda column: (sorted_share(column), has_word(column.name, TIME)), default=None)
 
 
 def _with_format(name: str, time_format: str) -> str:
@@ -234,7 +246,7 @@ def find_id(columns: Columns, options: ColumnOptions, target: Target, user: Role
     Without missing labels, all labels come with their events, and an id is not needed.
     """
     if options.id is not None:
-        return Role(_as_key(options.id, columns), "--id: labels that arrive later refer to it")
+        return Role(*_as_key(options.id, columns, "--id: labels that arrive later refer to it"))
     label = columns[target.column]
     if not label.missing:
         return Role(None)
@@ -245,7 +257,7 @@ def find_id(columns: Columns, options: ColumnOptions, target: Target, user: Role
             continue
         if column.distinct >= 0.5 * column.present and _identifies_events(column, label):
             reason = "by its name: some labels are missing and may arrive later with this id"
-            return Role(_as_key(column.name, columns), reason)
+            return Role(*_as_key(column.name, columns, reason))
     return Role(None)
 
 
@@ -255,12 +267,11 @@ def _identifies_events(column: Column, label: Column) -> bool:
     return len(set(events)) == len(events) and all(count <= 2 for count in column.counts.values())
 
 
-def _as_key(text: str, columns: Columns) -> str:
-    """Return the id or user as a schema writes it: with ``:text`` if the values are not integers."""
+def _as_key(text: str, columns: Columns, reason: str) -> tuple[str, str, str]:
+    """Return the id or user as a schema writes it (with a suffix if it is text), the reason and the column."""
     column = columns.get(text) or columns[text.partition(":")[0]]
-    if ":" in column.name:
-        raise CannotInferError(f"column {column.name!r} has a colon in its name and cannot be the id, user or time")
-    if ":" in text:
-        return text
+    if text != column.name:
+        return text, reason, column.name
     is_integer = column.type == "integer" and not any("." in str(value) for value in list(column.counts)[:1000])
-    return column.name if is_integer else f"{column.name}:text"
+    suffix = (":integer" if ":" in column.name else "") if is_integer else ":text"
+    return column.name + suffix, reason, column.name

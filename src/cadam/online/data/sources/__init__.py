@@ -5,6 +5,6 @@ from .kafka import KafkaSource
 from .lines import LinesSource
 from .parquet import ParquetSource
 from .redis_stream import RedisSource
-from .registry import open_source, resolve_uri
+from .uri import open_source, resolve_uri
 
 __all__ = ["KafkaSource", "LinesSource", "ParquetSource", "RedisSource", "Source", "open_source", "resolve_uri"]

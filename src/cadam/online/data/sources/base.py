@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ..events import Batch, Events, Labels
 from ..schema import Schema
@@ -33,8 +33,8 @@ class Source(ABC):
     produces the batches that the first one would have produced next.
 
     The three abstract methods are enough for `Learner.run`. A source that `open_source` and the command line can open
-    also has `schemes`, `help` and `from_uri`, and an entry in `registry.SOURCES`. With `sample`, a schema can be
-    inferred from its data. With `columns`, missing columns are an error before the run starts.
+    also has `from_uri` and an entry in `cadam.sources_and_metrics.SOURCES`. With `sample`, a schema can be inferred
+    from its data. With `columns`, missing columns are an error before the run starts.
 
     Example:
         >>> class Repeated(Source):
@@ -53,12 +53,6 @@ class Source(ABC):
         ...         self.position = state["position"]
     """
 
-    schemes: ClassVar[tuple[str, ...]] = ()
-    """The parts before the colon of the URIs that name this kind of source."""
-    suffixes: ClassVar[Mapping[str, str]] = {}
-    """Suffixes of file names (in lower case) that imply one of the schemes."""
-    help: ClassVar[str] = ""
-    """One line per form of URI, with a description, for the help of the command line."""
     location: str = "the source"
     """The path, stream or topic that is read, for messages."""
 

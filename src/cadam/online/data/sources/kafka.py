@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ..events import Batch
 from ..schema import Schema
 from .base import Source, check_batch_size, check_state, is_power_of_two
+from .column_watch import ColumnWatch
 from .records import Message, convert_messages, sample_messages
 from .sample import MAX_MESSAGES, Sample, SamplingError
 
@@ -25,6 +26,20 @@ ELECTION_SECONDS = 30.0
 SAMPLE_SECONDS = 10.0
 """The time for which a topic is read for a sample."""
 IS_ANOTHER_TOPIC = "it is another topic of the same name, or it has lost messages"
+
+
+class ClientLog:
+    """A logger for librdkafka, which repeats each problem many times: its lines are logged as debug messages."""
+
+    last_problem = ""
+    """The last line that was a warning or worse."""
+
+    def log(self, level: int, message: str, *arguments: Any) -> None:
+        """Log a line as a debug message."""
+        logger.debug(message, *arguments)
+        if level >= logging.WARNING:
+            text = message % arguments if arguments else message
+            self.last_problem = text.rpartition("]: ")[2].strip()
 
 
 class KafkaSource(Source):
@@ -52,12 +67,6 @@ class KafkaSource(Source):
         settings: Further settings of librdkafka's consumer, for example for security.
     """
 
-    schemes = ("kafka",)
-    help = (
-        "  kafka://HOST[:PORT]/TOPIC       a Kafka topic of JSON messages; ?servers=HOST:PORT,... adds servers,\n"
-        "                                  and other query fields are settings of librdkafka\n"
-    )
-
     def __init__(
         self,
         servers: str,
@@ -80,7 +89,10 @@ class KafkaSource(Source):
         self.patience, self.max_bytes, self.poll, self.location = patience, max_bytes, poll, topic
         self.offsets: dict[int, int] = {}
         """The offset of the next message by partition."""
-        self._gap_count = 0
+        self._gap_count = self._error_count = 0
+        self._is_assigned = False
+        self._client_log = ClientLog()
+        self._watch = ColumnWatch(schema, topic)
         defaults = {
             "bootstrap.servers": servers,
             # Kafka requires a group, but it has no effect because partitions are assigned explicitly.
@@ -89,9 +101,10 @@ class KafkaSource(Source):
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": PREFETCH_KILOBYTES,
+            "error_cb": self._log_error,
         }
         try:
-            self.consumer = kafka.Consumer({**defaults, **(settings or {})}, logger=logger)
+            self.consumer = kafka.Consumer({**defaults, **(settings or {})}, logger=self._client_log)
         except (kafka.KafkaException, TypeError, ValueError) as error:
             names = ", ".join(settings or ()) or "only the defaults"
             raise ValueError(f"Kafka does not accept the settings ({names}): {_message_of(error)}") from error
@@ -152,7 +165,9 @@ class KafkaSource(Source):
             is_late = self.patience is not None and time.monotonic() - waiting_since > self.patience
             if len(held) == self.batch_size or (held and not messages and is_late) or (held and is_over):
                 self.offsets = dict(offsets)
-                yield convert_messages(held, self.schema, self.max_bytes)
+                batch = convert_messages(held, self.schema, self.max_bytes)
+                self._watch.check_batch(batch)
+                yield batch
                 held = []
             elif is_over:
                 return
@@ -195,11 +210,11 @@ class KafkaSource(Source):
                 is_electing = error.args[0].code() == kafka.KafkaError.LEADER_NOT_AVAILABLE
                 if not self.follow and not (is_electing and time.monotonic() - start < ELECTION_SECONDS):
                     raise ConnectionError(
-                        f"Kafka cannot be reached at {self.servers}: {error}. Check the address, or wait for the "
-                        "brokers with follow"
+                        f"Kafka cannot be reached at {self.servers}: {self._describe(error)}. Check the address, or "
+                        "wait for the brokers with follow"
                     ) from error
                 if is_power_of_two(attempts):
-                    logger.error("Kafka is away, waiting for it: %s", _message_of(error))
+                    logger.error("Kafka is away, waiting for it: %s", self._describe(error))
                 time.sleep(self.poll)
                 yield None
                 continue
@@ -213,7 +228,20 @@ class KafkaSource(Source):
                     for partition, offset in self.offsets.items()
                 ]
             )
+            self._is_assigned = True
             return
+
+    def _describe(self, error: Exception) -> str:
+        """Return the description of an error, with the last problem that the client logged, which names the cause."""
+        self.consumer.poll(0)  # The client passes on what it logged, and it calls `_log_error`.
+        cause = f" ({self._client_log.last_problem})" if self._client_log.last_problem else ""
+        return f"{_message_of(error)}{cause}"
+
+    def _log_error(self, error: Any) -> None:
+        """Log the 1st, 2nd, 4th, ... error of the client, once a broker was reached. `_assign` reports those before."""
+        self._error_count += self._is_assigned
+        if self._is_assigned and is_power_of_two(self._error_count):
+            logger.error("Kafka: %s (seen %d times)", error.str(), self._error_count)
 
     def _list_partitions(self) -> list[int]:
         """Return the current partitions of the topic.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import shlex
 import sys
 import zlib
 from pathlib import Path
 from typing import Any
+
+from ....printable import shell_word
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """The mark of UTF-8 that some programs write before the first line of a file."""
@@ -40,7 +41,7 @@ class GzipReader(gzip.GzipFile):
             return super().read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             problem = "is cut off" if isinstance(error, EOFError) else f"is not a complete gzip file ({error})"
-            name, part = shlex.quote(str(self.name)), shlex.quote(f"part-{Path(self.name).stem}")
+            name, part = shell_word(str(self.name)), shell_word(f"part-{Path(self.name).stem}")
             raise OSError(
                 f"{self.name} {problem}: copy it again (gzip -t {name} tests it), or use its readable part: "
                 f"zcat {name} > {part}"

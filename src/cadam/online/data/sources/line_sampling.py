@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shlex
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ....printable import shell_word
 from .line_files import BYTE_ORDER_MARK, CONVERT_TO_UTF8, is_compressed, open_binary, parse_header, split_fields
 from .records import parse_json_record
 from .sample import MAX_ROWS, POSITIONS, Sample, SamplingError, describe, max_rows, read_records, sample_records, spread
@@ -19,6 +20,12 @@ MAX_BYTES = 48 << 20
 """The number of bytes that are read for a sample; a smaller file is read completely."""
 MAX_INVALID_SHARE = 0.01
 """If more lines than this fraction are not UTF-8, no sample is taken."""
+MOSTLY_NUMBERS = 0.9
+"""From this fraction of numbers on, the distinct values of a column show how numbers are written."""
+_INTEGER = re.compile(r"[-+]?\d+")
+_FRACTION_WITH_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
+_FRACTION_WITH_POINT = re.compile(r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """The separators that are recognized in CSV, with their names."""
 BINARY_FORMATS = {
@@ -142,6 +149,8 @@ def sample_csv(path: str) -> Sample:
     positions = POSITIONS if len(chosen) < len(sampled.lines) else sampled.positions
     sample = Sample(columns, len(rows), sampled.total, describe(kind, sampled.total, len(rows), positions), True)
     sample.separator, sample.header, sample.names = separator, header, tuple(names)
+    if separator != ",":
+        _detect_decimal_comma(sample)
     if header:
         sample.warnings.append(
             f"the first line is data, so columns are called c1 to c{len(names)}; name them in schema.json under header"
@@ -176,6 +185,40 @@ def sample_json_lines(path: str) -> Sample:
     return sample
 
 
+def _detect_decimal_comma(sample: Sample) -> None:
+    """Recognize a decimal comma, and write the numbers of the sample with a point instead.
+
+    A comma in 1,234 may also separate thousands. So some number must have a comma that can only be a decimal one, and
+    no column may have numbers with a point.
+    """
+    with_comma: dict[str, list[str]] = {}
+    has_point = False
+    for name, values in sample.columns.items():
+        distinct = [value for value in dict.fromkeys(values) if value is not None]
+        fractions = [value for value in distinct if _FRACTION_WITH_COMMA.fullmatch(value)]
+        integers = sum(1 for value in distinct if _INTEGER.fullmatch(value))
+        if fractions and len(fractions) + integers >= MOSTLY_NUMBERS * len(distinct):
+            with_comma[name] = fractions
+        points = sum(1 for value in distinct if _FRACTION_WITH_POINT.fullmatch(value))
+        has_point |= points > 0 and points + integers >= MOSTLY_NUMBERS * len(distinct)
+    if not with_comma:
+        return
+    is_certain = any(not _THOUSANDS.fullmatch(value) for values in with_comma.values() for value in values)
+    if has_point or not is_certain:
+        name, (example, *_) = next(iter(with_comma.items()))
+        cause = "other columns have a decimal point" if has_point else "a comma may also separate thousands"
+        sample.warnings.append(
+            f"values such as {example!r} of {name!r} are used as text, because {cause}. If they are numbers with a "
+            'decimal comma, write "decimal": "," in the schema, and number? as the kind of the column'
+        )
+        return
+    sample.decimal = ","
+    sample.description += ", decimal comma"
+    for name, fractions in with_comma.items():
+        points_of = {value: value.replace(",", ".") for value in fractions}
+        sample.columns[name] = [points_of.get(value, value) for value in sample.columns[name]]
+
+
 def _guess_separator(lines: Sequence[bytes]) -> str:
     """Return the separator with which most lines have as many fields (at least two) as the first; else a comma."""
 
@@ -185,6 +228,9 @@ def _guess_separator(lines: Sequence[bytes]) -> str:
         return (counts[width] / len(lines), width) if width > 1 else (0.0, 0)
 
     best = max(SEPARATORS, key=fit)
+    if best == "," and fit(";")[0] == 1:  # The commas may be decimal commas between semicolons.
+        fields = [field for line in lines for field in parse_header(line, ";") if "," in field]
+        best = ";" if all(map(_FRACTION_WITH_COMMA.fullmatch, fields)) else best
     return best if fit(best)[1] else ","
 
 
@@ -202,7 +248,7 @@ def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        float(text.replace(",", "."))
     except ValueError:
         return False
     return True
@@ -238,4 +284,4 @@ def _count_not_utf8(path: str, lines: Sequence[bytes]) -> int:
 def _describe_not_utf8(path: str) -> str:
     with open_binary(path, buffered=True) as file:
         number = next((number for number, line in enumerate(file, 1) if not _is_utf8(line)), 0)
-    return f"{path} is not UTF-8 (line {number:,}). {CONVERT_TO_UTF8.format(path=shlex.quote(path))}"
+    return f"{path} is not UTF-8 (line {number:,}). {CONVERT_TO_UTF8.format(path=shell_word(path))}"

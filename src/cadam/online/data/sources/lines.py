@@ -20,9 +20,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ..events import Array, Batch, Rejected
+from ..nested import MAX_LISTED_DEPTH, flatten
 from ..schema import MAX_REJECTED_TEXT, Schema
-from ..text_columns import NOT_A_RANGE, LineStatus, TextColumn, split_lines
+from ..text_columns import MISSING, NOT_A_RANGE, LineStatus, TextColumn, split_lines
 from .base import ColumnNames, Source, check_batch_size, check_state
+from .column_watch import ColumnWatch
 from .line_files import BYTE_ORDER_MARK, is_compressed, open_binary, parse_header, split_fields
 from .line_sampling import sample_csv, sample_json_lines
 from .records import list_duplicates, parse_json_record, unreadable_reason
@@ -68,11 +70,6 @@ class LinesSource(Source):
         poll: The number of seconds between checks for more lines.
     """
 
-    schemes = ("csv", "jsonl")
-    suffixes = {".csv": "csv", ".tsv": "csv", ".tab": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-    help = (
-        "  csv:PATH, jsonl:PATH            the lines of a file, which may be compressed as .gz; - is standard input\n"
-    )
     share: float | None = None
 
     def __init__(
@@ -105,6 +102,7 @@ class LinesSource(Source):
                 "follow"
             )
         self._check_fields()
+        self._watch, self._has_read_header = ColumnWatch(schema, self.path), False
         self.inode = 0 if self.is_pipe else os.stat(path).st_ino
         self.current_path = self.path
         """The path of the file that is read, which differs from `path` after a rotation."""
@@ -265,11 +263,13 @@ class LinesSource(Source):
 
     def _read_header(self, text: bytes, size: int) -> None:
         self._advance([(text, size)])
-        self.fields = parse_header(text, self.schema.separator)
+        is_first, self.fields = not self._has_read_header, parse_header(text, self.schema.separator)
         missing = [name for name in self.schema.features if name not in self.fields]
-        if missing:
+        if missing and is_first:
             raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
         self._check_fields()
+        self._watch.check_names(self.fields, self.path)
+        self._has_read_header = True
 
     def _check_fields(self) -> None:
         """Raise ValueError if two columns of the file have the same name, and the schema uses it."""
@@ -314,16 +314,22 @@ class LinesSource(Source):
             return text.decode(errors="replace")
 
         is_text = self.format == "csv"
+        absent: dict[str, Array] = {}
         if columns is None:
             values: Mapping[str, Any] = self.schema.columns_of_records(list(records.values()), text=is_text)
+            absent = self.schema.find_absent(list(records.values()), values)
         else:
             values = self._add_records(columns, records) if records else columns
             if len(rows) < len(lines):
                 values = {name: column.take(rows) for name, column in values.items()}
+            if not is_text:
+                absent = {name: values[name].begin == MISSING for name in self.schema.optional_columns()}
         batch = self.schema.convert_columns(
-            values, len(rows), lambda index: where(int(rows[index])), text=is_text, show=show
+            values, len(rows), lambda index: where(int(rows[index])), text=is_text, show=show, absent=absent
         )
         batch.rejected = rejected + batch.rejected
+        if not is_text:
+            self._watch.check_batch(batch)
         return batch
 
     def _split(self, lines: list[Line]) -> tuple[Array, dict[str, TextColumn] | None]:
@@ -334,7 +340,7 @@ class LinesSource(Source):
             data = np.frombuffer(b"".join(texts) + b"\n", np.uint8)
             sizes = np.fromiter(map(len, texts), np.int64, len(texts))
             ends = np.cumsum(sizes)
-            names = self.schema.column_names()
+            names = [name for name in self.schema.column_names() if self.fields is None or name in self.fields]
             split = split_lines(data, ends - sizes, ends, names, self.fields, self.schema.separator)
         if split is None:
             is_blank = [self._is_blank(text) for text in texts]
@@ -357,10 +363,12 @@ class LinesSource(Source):
     ) -> dict[str, TextColumn]:
         """Return the columns with the values of records (by row) that Python parsed."""
         values = self.schema.columns_of_records(list(records.values()), text=self.format == "csv")
+        absent = self.schema.find_absent(list(records.values()), values)
+        rows = np.fromiter(records, np.int64, len(records))
         combined = {}
         for name, column in columns.items():
             begin = column.begin.copy()
-            begin[list(records)] = NOT_A_RANGE
+            begin[rows] = np.where(absent[name], MISSING, NOT_A_RANGE) if name in absent else NOT_A_RANGE
             combined[name] = replace(column, begin=begin, other_values=dict(zip(records, values[name], strict=True)))
         return combined
 
@@ -389,7 +397,8 @@ class LinesSource(Source):
                 return ColumnNames(parse_header(first_line, self.schema.separator), are_complete=True)
             lines = iter(lambda: file.readline(self.max_bytes), b"")
             records, _ = read_records(islice(lines, INSPECTED_LINES), parse_json_record)
-        return ColumnNames([name for record in records for name in record], are_complete=False)
+        names = [name for record in records for name in flatten(record, MAX_LISTED_DEPTH)]
+        return ColumnNames(names, are_complete=False)
 
     def sample(self) -> Sample:
         """Return lines from several positions of the file."""
@@ -416,6 +425,9 @@ class LinesSource(Source):
         check_state(state, source=self.format)
         self.fields = state.get("fields", self.fields)
         self._check_fields()
+        if self.fields is not None:
+            self._watch.check_names(self.fields, self.path)
+            self._has_read_header = True
         if self.is_pipe:
             logger.warning(
                 "standard input cannot be read again: lines that were in flight when the last run stopped are lost"
@@ -429,7 +441,7 @@ class LinesSource(Source):
                 "between are not read",
                 *(self.path, path),
             )
-        self.current_path, self.offset, self.line = path, offset, state["line"]
+        self.current_path, self.offset, self.line = path, offset, int(state["line"])
         self.inode = os.stat(path).st_ino
 
     def _find_file(self, offset: int, fingerprint: str, inode: int) -> tuple[str, bytes]:

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from ..kind import UNITS
 from ..schema import MAX_REJECTED_TEXT, Schema
 from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, UnreadableValue
 from .base import ColumnNames, Source, check_batch_size, check_state
+from .column_watch import ColumnWatch
+from .partitions import partition_values, read_partition, sample_partitions, time_order
 from .records import list_duplicates
 from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
@@ -38,6 +41,9 @@ INSPECTED_FILES = 1000
 class ParquetSource(Source):
     """The rows of a Parquet file, or of all Parquet files under a folder in the order of their names.
 
+    Folders such as ``country=DE/dt=2024-01-01`` (Hive partitions) are columns of the files below them, unless a file
+    has a column of that name. Such files are read in the order of their partitions of time, see `time_order`.
+
     Files whose name begins with a dot or an underscore are skipped. To add a file to a folder that is followed, write
     it under such a name and rename it. A file that cannot be read is rejected, entirely or from the first chunk on that
     cannot be read. A single value that cannot be read, such as text that is not UTF-8, only rejects its row.
@@ -49,10 +55,6 @@ class ParquetSource(Source):
         follow: Whether to wait for new files at the end.
         poll: The number of seconds between checks for new files.
     """
-
-    schemes = ("parquet",)
-    suffixes = {".parquet": "parquet", ".pq": "parquet"}
-    help = "  parquet:PATH                    a Parquet file, or a folder of them\n"
 
     def __init__(
         self, path: Path | str, schema: Schema, *, batch_size: int = 1024, follow: bool = False, poll: float = 0.5
@@ -70,13 +72,24 @@ class ParquetSource(Source):
         self._hashed = {name for name, kind in schema.kinds.items() if kind.name == "hash" and not kind.length}
         self.queue: list[str] = []
         """The files that are not finished yet; the first one is being read."""
-        self.done: dict[str, None] = {}
-        """The files that are finished."""
+        self.done: dict[str, list[Any] | None] = {}
+        """The files that are finished, each with the `_identity` that it had when it was opened; None if it could not
+        be opened, or if an older version read it."""
+        self.rejected: set[str] = set()
+        """The finished files of which no row could be read. They are read when they have changed."""
+        self._attempted: set[str] = set()
+        """The files that this run rejected. Without `follow` they are not read again, because a file that is still
+        being written would be rejected many times."""
+        self._changed: set[str] = set()
+        """Finished files whose change was logged."""
         self.chunk = self.batch = 0
         """The next chunk of the current file, and the next batch of that chunk."""
         self.fingerprint: str | None = None
         """The fingerprint of the current file when it was opened."""
+        self._opened: list[Any] | None = None
+        """The `_identity` of the current file when it was opened."""
         self._unreadable_folders: set[str] = set()
+        self._watch = ColumnWatch(schema, str(path))
         self._rows = 1
         """The number of rows of the current file."""
 
@@ -109,16 +122,56 @@ class ParquetSource(Source):
 
     def _find_new_files(self) -> None:
         names = [str(path.relative_to(self._folder)) for path in self._list_files()]
-        self.queue += [name for name in names if name not in self.done and name not in self.queue]
+        for name in list(self._find_changed(names)):
+            if name in self.rejected:
+                if name in self._attempted and not self.follow:
+                    continue
+                logger.warning("%s could not be read before. It has changed and is read now", self._folder / name)
+                self.rejected.remove(name)
+                del self.done[name]
+            elif name not in self._changed:
+                logger.error("%s", self._describe_change(name))
+                self._changed.add(name)
+        new = [name for name in names if name not in self.done and name not in self.queue]
+        read = {name: identity for name, identity in self.done.items() if identity and name not in self.rejected}
+        gone = {tuple(identity): name for name, identity in read.items() if name not in names} if new else {}
+        for name in new:
+            identity = _identity(self._folder / name) if gone else None
+            if identity and (old := gone.get(tuple(identity))):
+                logger.warning("%s is the finished file %s under another name, and is not read again", name, old)
+                self.done[name] = self.done.pop(old)
+            else:
+                self.queue.append(name)
+
+    def _find_changed(self, names: Collection[str]) -> Iterator[str]:
+        """Yield the finished files that were replaced, extended or repaired after they were opened."""
+        for name in names:
+            identity, is_rejected = self.done.get(name), name in self.rejected
+            if identity is None and not is_rejected:
+                continue
+            path = self._folder / name
+            with suppress(OSError):
+                status = path.stat()
+                is_touched = identity is None or [status.st_size, status.st_mtime_ns] != identity[1:]
+                # A repair may keep the size and the end of a file, so any change of a rejected file counts.
+                if is_touched and (now := _identity(path)) and (is_rejected or now[:2] != (identity or [])[:2]):
+                    yield name
+
+    def _describe_change(self, name: str) -> str:
+        return (
+            f"{self._folder / name} was replaced or extended after it was read, and rows that were learned cannot be "
+            "told from new ones: write new rows to new files in a folder"
+        )
 
     def _list_files(self) -> list[Path]:
-        """Return the file, or the Parquet files under the folder in the order of their names."""
+        """Return the file, or the Parquet files under the folder in the order of their times and names."""
         if self.path.is_file():
             return [self.path]
         files = []
         for parent, _, names in os.walk(self.path, onerror=self._log_unreadable):
             files += [Path(parent, name) for name in names if name.endswith(".parquet") and name[0] not in "._"]
-        return sorted(files, key=str)
+        time_column, _ = self.schema.roles.get("time", (None, None))
+        return sorted(files, key=lambda path: time_order(path.relative_to(self._folder), time_column))
 
     def _log_unreadable(self, error: OSError) -> None:
         if error.filename not in self._unreadable_folders:
@@ -143,11 +196,14 @@ class ParquetSource(Source):
             first = self.chunk * self.batch_size * CHUNK_BATCHES
             where = f"{path}, row {first} and all after it" if first else str(path)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
+            if not (self.chunk or self.batch):
+                self.rejected.add(self.queue[0])
+                self._attempted.add(self.queue[0])
             self._finish_file()
             yield Batch(rejected=[Rejected(reason[:MAX_REJECTED_TEXT], where, "", size)])
 
     def _finish_file(self) -> None:
-        self.done[self.queue.pop(0)] = None
+        self.done[self.queue.pop(0)] = self._opened
         self.chunk = self.batch = 0
 
     def _read_chunks(self, path: Path) -> Iterator[list[Batch]]:
@@ -155,13 +211,15 @@ class ParquetSource(Source):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        # Before the file is opened: if it is replaced from now on, the new file is recognized as another one.
+        self._opened = None
+        self._opened, fingerprint = _identity(path), _fingerprint(path)
         rows = self.batch_size * CHUNK_BATCHES
         first = self.chunk * rows
         # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
         columns = [column for column in pq.read_schema(path) if column.name in self._hashed]
         dictionaries = [column.name for column in columns if _is_text(column.type)]
         with pq.ParquetFile(path, read_dictionary=dictionaries) as file:
-            fingerprint = _fingerprint(path)
             if (self.chunk or self.batch) and self.fingerprint not in (None, fingerprint):
                 raise pa.ArrowInvalid("it is not the file that was being read")
             self.fingerprint = fingerprint
@@ -175,6 +233,7 @@ class ParquetSource(Source):
             names = [name for name in file.schema_arrow.names if name in self.schema.column_names()]
             if duplicates := list_duplicates(names):
                 raise pa.ArrowInvalid(f"it has more than one column {duplicates}")
+            self._watch.check_names([*file.schema_arrow.names, *self._partitions(path)], str(path))
             held: list[pa.RecordBatch] = []
             count = 0
             for part in file.iter_batches(rows, row_groups=list(range(group, len(group_sizes))), columns=names):
@@ -196,11 +255,22 @@ class ParquetSource(Source):
 
     def _convert(self, table: Any, path: Path, first: int) -> list[Batch]:
         columns = {name: read_values(table.column(name)) for name in table.column_names}
-        batch = self.schema.convert_columns(columns, table.num_rows, lambda row: f"{path}, row {first + row}")
+        indices = np.zeros(table.num_rows, np.int64)
+        shared = {
+            name: DictionaryColumn([read_partition(name, value, self.schema)], indices)
+            for name, value in self._partitions(path).items()
+            if name in self.schema.column_names() and name not in columns
+        }
+        batch = self.schema.convert_columns(
+            columns | shared, table.num_rows, lambda row: f"{path}, row {first + row}", shared=shared
+        )
         return batch.split(self.batch_size)
 
+    def _partitions(self, path: Path) -> dict[str, str | None]:
+        return partition_values(path.relative_to(self._folder))
+
     def columns(self) -> ColumnNames:
-        """Return the columns that the metadata of the files declares."""
+        """Return the columns that the metadata and the folders of the files declare."""
         import pyarrow.parquet as pq
 
         names: list[str] = []
@@ -209,6 +279,7 @@ class ParquetSource(Source):
                 names += pq.read_schema(file).names
             except Exception:  # A damaged file is rejected when it is read.
                 continue
+            names += self._partitions(file)
         return ColumnNames(names, are_complete=self.path.is_file())
 
     def sample(self) -> Sample:
@@ -224,6 +295,8 @@ class ParquetSource(Source):
             )
         chosen = files if len(files) <= POSITIONS else [files[index] for index in spread(POSITIONS, len(files) - 1)]
         tables, total = [], 0
+        partitions: list[dict[str, str | None]] = []
+        """The partitions of each row."""
         try:
             names = pq.read_schema(chosen[0]).names
             if duplicates := list_duplicates(names):
@@ -232,7 +305,9 @@ class ParquetSource(Source):
             for path in chosen:
                 with pq.ParquetFile(path) as file:
                     total += file.metadata.num_rows
-                    tables += _sample_tables(file, rows)
+                    parts = _sample_tables(file, rows)
+                tables += parts
+                partitions += [self._partitions(path)] * sum(part.num_rows for part in parts)
             table = pa.concat_tables(tables, promote_options="default")
         except (pa.ArrowException, OSError) as error:
             raise SamplingError(f"{self.path} cannot be read as Parquet: {error}") from error
@@ -241,6 +316,8 @@ class ParquetSource(Source):
         for index, name in enumerate(table.column_names):
             values = read_values(table.column(index))
             columns[name] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+        for name in dict.fromkeys(name for values in partitions for name in values if name not in columns):
+            columns[name] = sample_partitions([values.get(name) for values in partitions])
         kind = f"{len(files):,} Parquet files" if len(files) > 1 else "Parquet"
         description = describe(kind, total, table.num_rows, min(POSITIONS, len(tables)))
         times = frozenset(column.name for column in table.schema if pa.types.is_timestamp(column.type))
@@ -252,7 +329,8 @@ class ParquetSource(Source):
             "source": "parquet",
             "batch_size": self.batch_size,
             "queue": list(self.queue),
-            "done": list(self.done),
+            "done": dict(self.done),
+            "rejected": sorted(self.rejected),
             "chunk": self.chunk,
             "batch": self.batch,
             "fingerprint": self.fingerprint if self.queue and (self.chunk or self.batch) else None,
@@ -261,11 +339,24 @@ class ParquetSource(Source):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state_dict` returned."""
         check_state(state, source="parquet", batch_size=self.batch_size)
-        self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
+        done = state["done"]  # a list of names in checkpoints of older versions
+        self.queue, self.done = list(state["queue"]), dict(done) if isinstance(done, Mapping) else dict.fromkeys(done)
+        self.rejected = set(state.get("rejected", ()))  # absent in checkpoints of older versions
         self.chunk, self.batch = state["chunk"], state["batch"]
         self.fingerprint = state["fingerprint"]
         if self.fingerprint is not None and _fingerprint(path := self._folder / self.queue[0]) != self.fingerprint:
             raise ValueError(f"{path} is not the file that was being read, so the position in it is not valid")
+        if changed := next(self._find_changed(self.done.keys() - self.rejected), None):
+            raise ValueError(self._describe_change(changed))
+
+
+def _identity(path: Path) -> list[Any] | None:
+    """Return a hash of the end of a file, its size and the time of its last change; None if it does not exist.
+
+    The time tells a file that was renamed from a new one with the same content.
+    """
+    fingerprint = _fingerprint(path)
+    return None if fingerprint is None else [fingerprint[:16], path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _fingerprint(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from ..events import Batch, Rejected, concatenate_batches
-from ..schema import MAX_REJECTED_TEXT, Schema
+from ..schema import MAX_REJECTED_TEXT, Schema, record_as_json
 from .sample import Sample, read_records, sample_records
 
 
@@ -35,7 +35,7 @@ class Message:
         if self.text is not None:
             return _decode_beginning(self.text)
         fields = {_decode_beginning(name): _decode_beginning(value) for name, value in self.fields.items()}
-        return str(fields)[:MAX_REJECTED_TEXT]
+        return record_as_json(fields)[:MAX_REJECTED_TEXT]
 
     def parse(self, max_bytes: int) -> Mapping[str, Any]:
         """Return the fields of the message, or raise ValueError with the reason why it cannot be used."""

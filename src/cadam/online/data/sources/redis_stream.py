@@ -11,8 +11,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..events import Batch
+from ..nested import MAX_LISTED_DEPTH, flatten
 from ..schema import Schema
 from .base import ColumnNames, Source, check_batch_size, check_state, is_power_of_two
+from .column_watch import ColumnWatch
 from .records import Message, convert_messages, sample_messages
 from .sample import MAX_MESSAGES, Sample, SamplingError, describe, read_records
 
@@ -30,8 +32,8 @@ class RedisSource(Source):
     """The entries of a Redis stream in order. The position is the id of the last entry.
 
     The fields of an entry are the columns of the event, with numbers written as text. Alternatively an entry has a
-    single field ``json`` with the event as a JSON object. If the server goes away, the source waits for it. If the
-    server was never there, that is an error unless the source follows the stream.
+    single field ``json`` with the event as a JSON object. If the connection is lost, the source waits for the server.
+    If the server cannot be reached at first, this is an error, unless the source follows the stream.
 
     Args:
         url: The address of the server in the form of redis-py: ``redis://host:6379/0``.
@@ -45,9 +47,6 @@ class RedisSource(Source):
         poll: The number of seconds that one request waits for new entries.
         retry: The number of seconds between attempts to reach the server.
     """
-
-    schemes = ("redis", "rediss")
-    help = "  redis://HOST[:PORT]/STREAM      a Redis stream; ?db=N selects the database; rediss:// uses TLS\n"
 
     def __init__(
         self,
@@ -71,7 +70,12 @@ class RedisSource(Source):
         self.stream, self.schema, self.batch_size, self.follow = stream, schema, batch_size, follow
         self.patience, self.max_bytes, self.poll, self.retry = patience, max_bytes, poll, retry
         self.position, self.location = START, stream
-        self._was_reached = self._was_checked = False
+        self._watch = ColumnWatch(schema, stream)
+        self.entries_read: int | None = None
+        """The number of entries up to the position that were ever added to the stream, None if it is unknown. Servers
+        before Redis 7 do not know it, so it is counted from the entry `first_entry`."""
+        self.first_entry = START
+        self._was_reached = self._was_checked = self._is_away = False
         self._trimmed_count = 0
 
     @classmethod
@@ -90,7 +94,7 @@ class RedisSource(Source):
         import redis
 
         messages: list[Message] = []
-        last, waiting_since, is_away = self.position, time.monotonic(), False
+        last, waiting_since = self.position, time.monotonic()
         while True:
             try:
                 self._check_for_new_stream()
@@ -102,27 +106,32 @@ class RedisSource(Source):
                     raise ConnectionError(
                         f"Redis cannot be reached: {error} Check the address, or wait for the server with follow"
                     ) from error
-                if not is_away:
+                if not self._is_away:
                     logger.error("Redis is away, waiting for it: %s", error)
-                is_away, self._was_checked = True, False
+                self._is_away, self._was_checked = True, False
                 yield None
                 time.sleep(self.retry)
                 continue
             except redis.ResponseError as error:
                 raise ValueError(self._describe_refusal(error)) from error
             self._was_reached = True
-            if is_away:
+            if self._is_away:
                 logger.warning("Redis is back, continuing after entry %s", last)
-                is_away = False
+                self._is_away = False
             if page:
                 if not messages:
                     waiting_since = time.monotonic()
+                    if self.position == START:
+                        self.backlog()  # It is computed from the number of entries at the start.
                 messages += [self._message(key, fields) for key, fields in page]
                 last = page[-1][0].decode()
             is_late = self.patience is not None and time.monotonic() - waiting_since > self.patience
             if len(messages) == self.batch_size or (messages and not page and (is_late or not self.follow)):
                 self.position = last
-                yield convert_messages(messages, self.schema, self.max_bytes)
+                self.entries_read = None if self.entries_read is None else self.entries_read + len(messages)
+                batch = convert_messages(messages, self.schema, self.max_bytes)
+                self._watch.check_batch(batch)
+                yield batch
                 messages = []
             elif not page and not self.follow:
                 return
@@ -148,7 +157,8 @@ class RedisSource(Source):
         except redis.ResponseError as error:
             raise ValueError(self._describe_refusal(error)) from error
         records, _ = read_records(entries, lambda entry: self._message(*entry).parse(self.max_bytes))
-        return ColumnNames([name for record in records for name in record], are_complete=False)
+        names = [name for record in records for name in flatten(record, MAX_LISTED_DEPTH)]
+        return ColumnNames(names, are_complete=False)
 
     def sample(self) -> Sample:
         """Return the first and the last entries."""
@@ -229,14 +239,41 @@ class RedisSource(Source):
         entries: Any = read(self.stream, count=1)
         return entries[0][0].decode() if entries else None
 
+    def backlog(self) -> int | None:
+        """Return the number of entries after the position, None if it is unknown.
+
+        Redis 7 counts the entries that were ever added. With older servers, the number is unknown after the stream was
+        trimmed, until all entries were read.
+        """
+        import redis
+
+        if self._is_away:
+            return None  # Another request could block the learner.
+        try:
+            info: Any = self.client.xinfo_stream(self.stream)
+        except redis.RedisError:
+            return None
+        length = int(info["length"])
+        added = int(info.get("entries-added", length))
+        first = info["first-entry"][0].decode() if info["first-entry"] else START
+        is_start = self.position == START
+        if is_start or _sort_key(info["last-generated-id"].decode()) <= _sort_key(self.position):
+            self.first_entry, self.entries_read = first, added - length if is_start else added
+            return length if is_start else 0
+        if self.entries_read is None or ("entries-added" not in info and first != self.first_entry):
+            return None
+        return max(0, min(length, added - self.entries_read))
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the last entry that was read."""
-        return {"source": "redis", "stream": self.stream, "position": self.position}
+        """Return the id of the last entry that was read, and what the backlog is computed from."""
+        counted = {"entries_read": self.entries_read, "first_entry": self.first_entry}
+        return {"source": "redis", "stream": self.stream, "position": self.position, **counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state_dict` returned."""
         check_state(state, source="redis", stream=self.stream)
         self.position, self._was_checked = state["position"], False
+        self.entries_read, self.first_entry = state.get("entries_read"), state.get("first_entry", START)
 
 
 def _sort_key(entry_id: str) -> tuple[int, int]:

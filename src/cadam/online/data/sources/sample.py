@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..nested import flatten_records
+
 MAX_ROWS = 100_000
 """The most rows of a sample."""
 MAX_VALUES = 4_000_000
 """The most values of a sample: with many columns it has fewer rows."""
 MIN_ROWS = 1_000
 """The rows that are sampled even if there are very many columns."""
+MAX_COLUMNS = 5_000
+"""The most different fields of JSON objects and messages for which a schema is inferred."""
 POSITIONS = 16
 """The number of positions in a file from which rows are read."""
 MAX_MESSAGES = 10_000
@@ -36,6 +40,8 @@ class Sample:
     is_text: bool = False
     """Whether numbers are written as text."""
     separator: str = ","
+    decimal: str = "."
+    """The decimal separator of the file. Numbers of the sample have a point in any case."""
     header: list[str] | None = None
     """The generated names of the columns if the file has no header."""
     time_columns: frozenset[str] = frozenset()
@@ -82,15 +88,31 @@ def read_records(items: Iterable[Any], read: Callable[[Any], Mapping[str, Any]])
 
 
 def sample_records(records: Sequence[Mapping[str, Any]], total: int | None, description: str, is_text: bool) -> Sample:
-    """Return a sample of records, which may have different columns.
+    """Return a sample of records, which may have different columns and nested objects.
 
     Raises:
         SamplingError: If there are no records.
     """
     if not records:
         raise SamplingError(f"no event is readable ({description})")
+    records = flatten_records(records)
     names = dict.fromkeys(name for record in records for name in record)
+    if len(names) > MAX_COLUMNS:
+        examples = ", ".join(map(repr, list(names)[-3:]))
+        raise SamplingError(
+            f"the records have {len(names):,} different fields, such as {examples}, and at most {MAX_COLUMNS:,} fit. "
+            "If names of fields contain values, move the values into fields with fixed names; otherwise name "
+            "the columns to use in a schema, and give --schema schema.json"
+        )
+    records = records[:: -(-len(records) // max_rows(len(names)))]
     columns = {name: [record.get(name) for record in records] for name in names}
+    # An object that is null in some records is not a separate column.
+    objects = {name[:position] for name in names for position, character in enumerate(name) if character == "."}
+    columns = {
+        name: values
+        for name, values in columns.items()
+        if name not in objects or any(value is not None for value in values)
+    }
     if is_text:
         columns = {name: [None if value == "" else value for value in values] for name, values in columns.items()}
     return Sample(columns, len(records), total, description, is_text)

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.peers import __main__ as command
+from benchmarks.peers.cases import Case, Contender
 
-from cadam.cli import bench, bench_cases, main
 from cadam.native import loader
 
 
-def contenders() -> list[bench_cases.Contender]:
-    return [bench_cases.Contender("theirs", lambda: None), bench_cases.Contender("ours", lambda: None)]
+def contenders() -> list[Contender]:
+    return [Contender("theirs", lambda: None), Contender("ours", lambda: None)]
 
 
 def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupted(
@@ -25,18 +26,18 @@ def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupte
     pipe, path = io.BytesIO(), tmp_path / "results.json"
     seen = ""
 
-    def stopped() -> list[bench_cases.Contender]:
+    def stopped() -> list[Contender]:
         nonlocal seen
         seen = pipe.getvalue().decode()
         raise KeyboardInterrupt
 
-    def cases(device: str, quick: bool) -> Iterator[bench_cases.Case]:
+    def cases(device: str, quick: bool) -> Iterator[Case]:
         for name, make in (("the first", contenders), ("the second", stopped), ("the third", contenders)):
-            yield bench_cases.Case(name, "theirs", make, rounds=2)
+            yield Case(name, "theirs", make, rounds=2)
 
-    monkeypatch.setattr(bench, "SUITES", {"made up": cases})
+    monkeypatch.setattr(command, "SUITES", {"made up": cases})
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=False))
-    assert main.main(["bench", "--device", "cpu", "--json", str(path)]) == 130
+    assert command.main(["--device", "cpu", "--json", str(path)]) == 130
     assert [line.split()[0] for line in seen.splitlines()[-2:]] == ["theirs", "ours"]
     assert "the first" in seen
     assert {result["case"] for result in json.loads(path.read_text())["results"]} == {"the first"}
@@ -52,12 +53,12 @@ def test_without_c_kernels_the_limit_is_left_out(
     def missing() -> None:
         raise loader.UnavailableError("there are none")
 
-    def cases(device: str, quick: bool) -> Iterator[bench_cases.Case]:
-        yield bench_cases.Case("a case", "theirs", contenders, elements=10, rounds=2)
+    def cases(device: str, quick: bool) -> Iterator[Case]:
+        yield Case("a case", "theirs", contenders, elements=10, rounds=2)
 
     monkeypatch.setattr(loader, "package_library", missing)
-    monkeypatch.setattr(bench, "SUITES", {"dense": cases})
-    assert main.main(["bench", "--device", "cpu"]) == 0
+    monkeypatch.setattr(command, "SUITES", {"dense": cases})
+    assert command.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "the speed limit is left out, because it is measured with the C kernels: there are none" in out
     assert "ours" in out

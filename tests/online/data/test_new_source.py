@@ -1,4 +1,4 @@
-"""The registry of sources: a new source is one class and one entry."""
+"""Adding a source: a new source is one class and one entry."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from typing import Any
 
 import pytest
 
+from cadam import sources_and_metrics
 from cadam.cli import main
-from cadam.cli.arguments import RUN_DETAILS
 from cadam.online import Events, Schema, Source, open_source
 from cadam.online.data.events import Batch
-from cadam.online.data.sources import registry, resolve_uri
+from cadam.online.data.sources import resolve_uri
 from cadam.online.data.sources.base import ColumnNames
-from cadam.online.data.sources.registry import source_help
 from cadam.online.data.sources.sample import Sample, SamplingError, sample_records
 from cadam.online.data.validation import MismatchError, check_columns
+from cadam.sources_and_metrics import SourceEntry
 
 
 class ArraySource(Source):
     """The objects of one JSON array in a file: a source that exists only in this test."""
-
-    schemes = ("array",)
-    suffixes = {".array": "array"}
-    help = "  array:PATH                      the objects of a JSON array\n"
 
     def __init__(self, path: str, schema: Schema, batch_size: int) -> None:
         self.records = json.loads(Path(path).read_text())
@@ -56,7 +52,13 @@ class ArraySource(Source):
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(registry, "SOURCES", (*registry.SOURCES, ArraySource))
+    entry = SourceEntry(
+        f"{__name__}:ArraySource",
+        forms={"array:PATH": "the objects of a JSON array"},
+        schemes=("array",),
+        suffixes={".array": "array"},
+    )
+    monkeypatch.setattr(sources_and_metrics, "SOURCES", [*sources_and_metrics.SOURCES, entry])
     records = [{"item": row % 5, "price": row / 7, "click": int(row % 5 == 0)} for row in range(3000)]
     path = tmp_path / "clicks.array"
     path.write_text(json.dumps(records))
@@ -67,7 +69,6 @@ def test_a_registered_source_is_opened_by_its_scheme_or_suffix(path: Path) -> No
     assert resolve_uri(str(path)) == f"array:{path}"
     source = open_source(f"array:{path}", Schema({"item": "hash:9"}, label="click"), batch_size=1000)
     assert [len(batch.events) for batch in source] == [1000, 1000, 1000]  # type: ignore[union-attr, arg-type]
-    assert "array:PATH" in source_help()
     with pytest.raises(ValueError, match="array:PATH"):
         open_source("ftp://host/file", Schema({"item": "hash:9"}))
 
@@ -105,5 +106,7 @@ def test_a_source_needs_only_iteration_and_its_position() -> None:
         source.sample()
 
 
-def test_the_help_of_the_command_line_lists_all_sources() -> None:
-    assert source_help() in RUN_DETAILS
+def test_the_help_of_the_command_line_lists_a_registered_source(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["run", "--help"])
+    assert "  array:PATH                      the objects of a JSON array\n" in capsys.readouterr().out

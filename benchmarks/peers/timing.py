@@ -1,4 +1,4 @@
-"""The command `cadam bench`: times optimizer steps and compares them with other optimizers.
+"""Times the contenders of a case, and shows the times.
 
 The contenders of a case take turns in random order, so that a disturbance affects all of them. The results are medians,
 their ratios to a peer, and their share of the speed limit: the time that the memory traffic of the step takes.
@@ -6,24 +6,21 @@ their ratios to a peer, and their share of the speed limit: the time that the me
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .bench_cases import SUITES, Case, Contender, cpu_limit, cuda_limit
-from .exit_codes import DONE, INTERRUPTED, NO_DATA, USAGE, fail
+from .cases import Case, Contender
 
 MAX_SPREAD = 2
 """Ratio of the 90th percentile to the minimum above which a result counts as unsteady."""
@@ -198,58 +195,3 @@ def draw(results: list[Result], path: str) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-# The command ---------------------------------------------------------------------------------------------------
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the suites of the command and return the exit code."""
-    unknown = [name for name in options.suites if name not in SUITES]
-    if unknown:
-        return fail("bench", f"unknown suite {unknown[0]!r}; the suites are {', '.join(SUITES)}", USAGE)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        return fail("bench", "--device cuda needs a CUDA device and a build of torch with CUDA", NO_DATA)
-    machine = describe_machine(device)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print("ratio: time of the case's peer divided by this time; limit: share of the machine's speed limit", flush=True)
-    make_limit = cuda_limit if device == "cuda" else _cpu_limit_if_available()
-    cases = [
-        (case, make_limit if suite in ("dense", "graphs") else None)
-        for suite in options.suites or SUITES
-        for case in SUITES[suite](device, options.quick)
-    ]
-    results: list[Result] = []
-    start, done, code = time.monotonic(), 0, DONE
-    try:
-        for case, limit in cases:
-            elapsed = time.monotonic() - start
-            print(f"case {done + 1} of {len(cases)}, {elapsed:.0f} s so far: {case.name}", file=sys.stderr, flush=True)
-            results_of_case = measure(case, device, limit)
-            print_results(results_of_case)
-            results += results_of_case
-            done += 1
-            if options.json:
-                content = {"about": machine, "results": [asdict(result) for result in results]}
-                Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
-    except KeyboardInterrupt:
-        print(f"interrupted: {done} of {len(cases)} cases were measured", file=sys.stderr)
-        code = INTERRUPTED
-    if options.plot and results:
-        draw(results, options.plot)
-    if unsteady := {result.case for result in results if result.is_unsteady}:
-        print(f"\nUnsteady cases: {'; '.join(sorted(unsteady))}. Something else was running; measure them again.")
-    return code
-
-
-def _cpu_limit_if_available() -> MakeLimit | None:
-    """Return the function that builds the CPU's speed limit, or None if there are no C kernels to measure it with."""
-    from ..native.loader import UnavailableError, package_library
-
-    try:
-        package_library()
-    except UnavailableError as reason:
-        print(f"the speed limit is left out, because it is measured with the C kernels: {reason}")
-        return None
-    return cpu_limit

@@ -1,40 +1,30 @@
-"""The kinds of sources that can be opened by a URI."""
+"""Opening sources by a URI or a path. `cadam.sources_and_metrics` has the kinds of sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
+from .... import sources_and_metrics
 from ..schema import Schema
 from .base import Source
-from .kafka import KafkaSource
 from .line_files import BYTE_ORDER_MARK, is_compressed, open_binary
-from .lines import LinesSource
-from .parquet import ParquetSource
-from .redis_stream import RedisSource
 
-SOURCES: tuple[type[Source], ...] = (ParquetSource, LinesSource, RedisSource, KafkaSource)
-"""All sources that can be opened by a URI. A new source needs its own module and an entry here."""
 PARQUET_MAGIC = b"PAR1"
 """The first bytes of every Parquet file."""
 PLACEHOLDER_SCHEMA = Schema({"placeholder": "number"})
 """The schema with which a source is opened to take a sample, when there is no schema yet."""
 
 
-def source_help() -> str:
-    """Return the list of URIs that name a source, for the help of the command line and for error messages."""
-    by_path = "  PATH                            a file or folder; its name or its first bytes decide how it is read\n"
-    return by_path + "".join(source.help for source in SOURCES)
-
-
-def schemes() -> dict[str, type[Source]]:
-    """Return the sources by the schemes of their URIs."""
-    return {scheme: source for source in SOURCES for scheme in source.schemes}
+def implementations() -> dict[str, str]:
+    """Return the classes of the sources, as `MODULE:NAME`, by the schemes of their URIs."""
+    return {scheme: source.implementation for source in sources_and_metrics.SOURCES for scheme in source.schemes}
 
 
 def scheme_of_suffix(path: Path) -> str | None:
     """Return the scheme that the suffix of a file name implies, if any."""
-    suffix = path.with_suffix("").suffix if is_compressed(path) else path.suffix
-    return next((source.suffixes[suffix.lower()] for source in SOURCES if suffix.lower() in source.suffixes), None)
+    suffix = (path.with_suffix("").suffix if is_compressed(path) else path.suffix).lower()
+    return next((source.suffixes[suffix] for source in sources_and_metrics.SOURCES if suffix in source.suffixes), None)
 
 
 def resolve_uri(text: str) -> str:
@@ -48,14 +38,14 @@ def resolve_uri(text: str) -> str:
         raise ValueError("the format of standard input (-) is unknown: give csv:- or jsonl:-")
     path = Path(text)
     scheme, _, location = text.partition(":")
-    if scheme in schemes() and not path.exists():
+    if scheme in implementations() and not path.exists():
         if scheme == "parquet" and Path(location).is_file() and (likely := resolve_uri(location)) != text:
             raise ValueError(f"{location} is not a Parquet file; did you mean {likely}?")
         return text
     if path.is_dir():
         return f"parquet:{text}"
     if not path.is_file():
-        raise FileNotFoundError(f"{text} does not exist; a source is one of\n{source_help()}")
+        raise _with_source_help(FileNotFoundError(f"{text} does not exist"))
     with open_binary(path, buffered=True) as file:
         start = file.read(64).lstrip(BYTE_ORDER_MARK + b" \r\n\t")
     if start.startswith(PARQUET_MAGIC):
@@ -83,10 +73,16 @@ def open_source(
     Example:
         >>> open_source("csv:clicks.csv", Schema({"price": "number"}, label="click"))  # doctest: +SKIP
     """
-    kind = schemes().get(uri.partition(":")[0])
-    source = None
-    if kind is not None:
+    source: Source | None = None
+    if implementation := implementations().get(uri.partition(":")[0]):
+        kind: type[Source] = resolve_name(implementation)
         source = kind.from_uri(uri, schema, batch_size=batch_size, follow=follow, patience=patience)
     if source is None:
-        raise ValueError(f"{uri!r} is not a source; a source is one of\n{source_help()}")
+        raise _with_source_help(ValueError(f"{uri!r} is not a source"))
     return source
+
+
+def _with_source_help(error: Exception) -> Exception:
+    """Add the list of sources to an error as a note, which commands print with its line breaks."""
+    error.add_note(f"a source is one of\n{sources_and_metrics.source_help()}".rstrip())
+    return error

@@ -1,4 +1,4 @@
-"""The cases of `cadam bench`: which optimizer steps are timed, and on which parameters and gradients."""
+"""The cases: which optimizer steps are timed, and on which parameters and gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import Adam, CAdam, CAmsGrad
+from cadam import Adam, CAdam, CAmsGrad
+from cadam.native.loader import package_library
 
 Shape = tuple[int, ...]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -112,7 +113,7 @@ def tables_contender(name: str, make: MakeOptimizer, tables: int, device: str) -
 
 def captured(contender: Contender) -> Contender:
     """Capture the step of a contender in a CUDA graph, which the new contender replays."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     contender.prepare()
     with torch.cuda.stream(stream):
@@ -131,8 +132,6 @@ def captured(contender: Contender) -> Contender:
 
 def cpu_limit(elements: int) -> Contender:
     """Build a contender that only moves the bytes of an Adam step, on as many threads."""
-    from ..native.loader import package_library
-
     library = package_library()
     # Random values, because pages of zeros share one page of physical memory until they are written.
     tensors = [torch.randn(elements) for _ in range(4)]
@@ -423,7 +422,7 @@ def _train(model: DeepFM, optimizers: list[torch.optim.Optimizer], fields: Tenso
     for optimizer in optimizers:
         optimizer.zero_grad()
     loss = nn.functional.binary_cross_entropy_with_logits(model(fields), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for optimizer in optimizers:
         optimizer.step()
 

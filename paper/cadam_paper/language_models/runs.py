@@ -1,0 +1,86 @@
+"""Computation of the runs of the language-model study: from a run spec to its outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from cadam.ab.results import Outcome, RunSpec
+
+from ..harness.cuda_runs import compute_specs
+from ..harness.experiment import Finished
+from ..images.runs import average_windows
+from . import corpus
+from .train import Record, Run, Task
+
+LANES = 4
+"""Number of runs that share one GPU. The smallest model leaves most of it idle; the others gain nothing."""
+POINTS = 200
+"""Number of points of a stored loss curve."""
+
+
+def compute(spec: RunSpec) -> Outcome:
+    """Compute one run."""
+    run = _run(spec)
+    while run.advance():
+        pass
+    return _outcome(spec, run)
+
+
+def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
+    """Compute several runs concurrently on one GPU, and yield each as soon as it is finished."""
+    return compute_specs(specs, _run, _outcome, LANES)
+
+
+def _outcome(spec: RunSpec, run: Run) -> Outcome:
+    return outcome(run.record())
+
+
+def on_gpu(spec: RunSpec) -> bool:
+    """Return whether a run needs a GPU."""
+    return bool(spec.settings["device"] == "cuda")
+
+
+def _run(spec: RunSpec) -> Run:
+    settings = spec.settings
+    if on_gpu(spec) and not torch.cuda.is_available():
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
+    task = Task(
+        model=spec.model,
+        optimizer=spec.optimizer,
+        lr=spec.lr,
+        seed=spec.seed,
+        condition=spec.condition,
+        schedule=settings["schedule"],
+        steps=settings["steps"],
+        batch=settings["batch"],
+        context=settings["context"],
+        bfloat16=settings["bfloat16"],
+        compiled=settings["compiled"],
+    )
+    return Run(task, corpus.load(spec.data), torch.device(settings["device"]))
+
+
+def outcome(record: Record) -> Outcome:
+    """Convert the record of a run to metrics and curves. All are in bits per byte, and NaN if the loss diverged.
+
+    The metrics are the mean loss over the pass (`loss`), the mean over its last twentieth (`last_loss`), and the mean
+    over domains of the loss on held-out text (`held_out`).
+    """
+    diverged = not np.isfinite(record.loss).all()
+    steps = len(record.loss)
+    last = record.loss[-max(1, steps // 20) :]
+    return Outcome(
+        {
+            "loss": math.nan if diverged else float(record.loss.mean()),
+            "last_loss": math.nan if diverged else float(last.mean()),
+            "held_out": math.nan if diverged else float(record.held_out.mean()),
+        },
+        {
+            "loss": average_windows(record.loss, max(1, steps // POINTS)).astype(np.float32),
+            "held_out": record.held_out.astype(np.float32),
+        },
+    )
