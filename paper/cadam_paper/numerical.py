@@ -438,7 +438,7 @@ def noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
 
 
 def no_noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
-    """Return the runs on the same landscapes with exact gradients."""
+    """Return the runs of the experiment `fig-no-noise`: the landscapes of figure 3 with exact gradients."""
     return _landscape_specs("fig-no-noise", plan, ["none"])
 
 
@@ -620,7 +620,7 @@ def forest(ratios: Ratios, columns: int) -> Figure:
 
 
 def _factors(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return ticks and labels for an axis of log10 ratios: the finest list of round factors that does not overlap."""
+    """Return ticks and labels for an axis of log10 ratios: the finest list of round factors whose labels fit."""
     for factors in (
         [0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2],
         [0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.2],
@@ -707,7 +707,10 @@ def cycle_summary(results: Results) -> Summary:
 
 
 def cycle_figures(results: Results) -> dict[str, Figure]:
-    """Draw the ratio of CAdam's regret to Adam's by learning rate and cycle length, and both at their best rates."""
+    """Draw the ratio of CAdam's regret to Adam's by learning rate and cycle length.
+
+    A second figure has the regret of each optimizer at its own best rate.
+    """
     lrs = sorted({result.spec.lr for result in results})
     cycles = results[0].spec.settings["cycles"]
     heat, axes = panels(2, 3, 10.5, 5.8, sharex=True, sharey=True)

@@ -196,8 +196,8 @@ def _stream(
 def flights() -> Stream:
     """Load the flights. The label is whether a flight arrives more than 15 minutes late.
 
-    The features are known before departure. Flights that did not arrive are omitted. The users are aircraft, and the
-    order is that of scheduled departure.
+    The features are known before departure. Flights that did not arrive are omitted. The users, within
+    which GAUC compares events, are the aircraft. The order is that of scheduled departure.
     """
     table = _columns(FLIGHTS_DATA)
     days = np.cumsum([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30])[table["month"] - 1] + table["day"] - 1
@@ -263,7 +263,7 @@ def movielens_1m() -> Stream:
 def retrosheet() -> Stream:
     """Load the baseball data. The label is whether the batter reaches base in a plate appearance.
 
-    The features are known before the first pitch. The users are batters.
+    The features are known before the first pitch. The users, within which GAUC compares events, are the batters.
 
     The information used here was obtained free of charge from and is copyrighted by Retrosheet. Interested parties may
     contact Retrosheet at "www.retrosheet.org".

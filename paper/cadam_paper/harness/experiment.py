@@ -68,7 +68,7 @@ class Plan:
         return evaluation_seeds(self.seeds)
 
     def repeat_seeds(self) -> range:
-        """Return as many further seeds, on which the baseline is run again to measure the A/A noise floor."""
+        """Return other seeds, as many as `test_seeds`, on which the baseline runs again for the A/A noise floor."""
         return repeat_seeds(self.seeds)
 
 
@@ -136,7 +136,7 @@ class Experiment:
     Experiments that share run specs must have the same version.
     """
     tolerance: float = 0.0
-    """The largest relative difference of a metric between two kinds of processors."""
+    """The largest relative difference of a metric that is accepted between runs on two kinds of processors."""
     measure: str = ""
     """An explanation of the metrics for readers of the report."""
     data: Data | None = None

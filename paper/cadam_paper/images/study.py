@@ -252,7 +252,10 @@ def detail_specs(plan: Plan, results: Results) -> list[RunSpec]:
 
 
 def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
-    """Return the tuning runs of each optimizer without confidence, then also the runs of each pair at these rates."""
+    """Return the runs of each optimizer with and without confidence, at the rate that is best without confidence.
+
+    As long as the tuning runs, from which this rate is chosen, have no results, only the tuning runs are returned.
+    """
     bases = [base for _, base in PAIRS]
     tuning = [spec for c in CONDITIONS.values() for spec in tuning_specs(plan, "vgg", c, bases)]
     if not results.has(tuning):
@@ -352,7 +355,7 @@ def mean_rows(results: Results, condition: Condition, at: Sequence[float]) -> li
 
 
 def claim_row(results: Results, condition: Condition, at: Sequence[float]) -> Row:
-    """Return the row of the paper's claim about a condition that involves several strengths.
+    """Return the row that tests what the paper claims about a condition at several strengths of the change.
 
     For label noise, the claim compares CAdam at the reference strength with Adam without noise; otherwise it compares
     the gain of CAdam with change and without.

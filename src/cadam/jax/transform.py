@@ -112,7 +112,8 @@ def scale_by_rule(
             if track_alignment:
                 aligned_counts.append(aligned := count_true(result.alignment > 0))
                 if is_large:
-                    previous = aligned > min(jnp.size(grad), 2**32 - 1)  # always false, but XLA cannot know that
+                    # This is always false, but XLA cannot know that. `_after` uses it to order the large leaves.
+                    previous = aligned > min(jnp.size(grad), 2**32 - 1)
         alignment = state.alignment
         if track_alignment:
             # The counts are stacked and summed at once: XLA takes a minute to compile a chain of 1,000 additions.

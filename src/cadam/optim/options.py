@@ -48,8 +48,8 @@ def describe_unknown(name: str, options: Iterable[str], *, only_if_close: bool =
     Args:
         name: The unknown name.
         options: The names that exist.
-        only_if_close: Return None if no option has a similar name. The entry of a parameter group is then a tag of the
-            user.
+        only_if_close: Return None if no option has a similar name. This is for parameter groups, where users may
+            store extra keys.
     """
     options = list(options)
     alias = ALIASES.get(name.lower(), name.lower())
@@ -74,7 +74,7 @@ def check(rule: Rule, options: Mapping[str, Any]) -> None:
     """
     check_numbers(options)
     if "betas" in options:
-        for name in ("lr", "betas"):  # torch.optim.Adam refuses these tensors, torch.optim.SGD does not.
+        for name in ("lr", "betas"):  # As in torch: Adam refuses tensors with foreach=True, SGD does not.
             _check_no_tensor_with_foreach(name, options)
     check_ranges(options, _read)
     for name in FLAGS:

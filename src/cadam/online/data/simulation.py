@@ -210,7 +210,14 @@ class LabelDelay(Disturbance):
         self._delay(labels, clock, _as_integers(labels.ids), "late ")
 
     def _delay(self, labels: Labels, clock: Array, numbers: Array, kind: str = "") -> None:
-        """Schedule labels that would arrive at `clock`. The delay of each depends on its number and on `kind`."""
+        """Schedule the delayed arrival of labels.
+
+        Args:
+            labels: The labels.
+            clock: The time at which each label would arrive without delay.
+            numbers: An integer for each label, which seeds its random delay.
+            kind: A text that seeds the delays too, so that two kinds of labels have independent delays.
+        """
         due = clock - self.mean * np.log1p(-self.draw(numbers, f"{kind}first"))
         due_again = due - self.mean * np.log1p(-self.draw(numbers, f"{kind}second"))
         arrives = self.draw(numbers, f"{kind}never") >= self.never

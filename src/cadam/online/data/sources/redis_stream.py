@@ -248,7 +248,7 @@ class RedisSource(Source):
         import redis
 
         if self._is_away:
-            return None  # Another request could block the learner.
+            return None  # The server cannot be reached, so a request could block the learner until it times out.
         try:
             info: Any = self.client.xinfo_stream(self.stream)
         except redis.RedisError:
