@@ -24,7 +24,6 @@ NOT_YET_CONVERTED: tuple[str, ...] = ()
 
 PAGES_NOT_YET_CONVERTED = frozenset(
     [
-        "README",
         "ab",
         "alignment",
         "api",

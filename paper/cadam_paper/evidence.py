@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.ab.report import palette
+from cadam.ab.report import figures, page, palette
 from cadam.ab.results import Result
 from cadam.ab.summary import Row
 from cadam.ab.verdict import kind_names
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval, t_quantile
 
+from . import mechanism
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
 from .harness.panels import panels
 from .harness.rate_pairs import Pair
 from .harness.rates import RateCurve
-from .harness.rates import draw as draw_curves
 from .images import rates as image_rates
 from .images import study as images
+from .language_models import page as language_models
 from .published import (
     ROOT,
     archive,
@@ -511,6 +512,60 @@ def switch_table() -> list[str]:
     return rows
 
 
+def switch_summary() -> list[str]:
+    """Return the table of the README: advice in six situations, without intervals."""
+    shifted = [p.at_own_rates for (_, label), p in adam_pairs().items() if label in ("sudden 80°", "continuous 2°")]
+    steady = [p.at_own_rates for (_, label), p in adam_pairs().items() if label in ("without change", "noise 40%")]
+    significant = sum(map(_is_significant_on_images, shifted))
+    uncertain = sum(map(_is_significant_on_images, steady))
+    text = language_models.comparisons("lm-shift", "loss")["CAdamW"]
+    streams, (_, still_clicks) = unchanged_streams(), clicks_by_drift()
+    high = [*_compare_above(adam_pairs()), *_compare_above(click_pairs())]
+    low = _compare_below(adam_pairs())
+    (ahead, behind), (low_ahead, low_behind) = _count_kinds(high), _count_kinds(low)
+    clear = sum(finding.kind == "better" for finding in streams)
+    gauc = f"{_signed_range(_means(streams))} points of GAUC"
+    return [
+        *table_header("your situation", "advice", "CAdam minus Adam", "how sure"),
+        table_row(
+            "inputs shift: images rotated during training",
+            "switch",
+            f"{_signed_range(_means(shifted))} points of accuracy",
+            f"{significant} of {len(shifted)} gains hold after correction",
+        ),
+        table_row(
+            "a language model on text that changes",
+            "try it",
+            f"{text.difference.mean:+.2f} bits per byte (lower is better)",
+            f"clear, with {text.seeds} seeds and one model size",
+        ),
+        table_row(
+            "the learning rate may be too high",
+            "switch",
+            f"{_signed_range(_means(high))} points of accuracy or AUC",
+            f"ahead in {ahead}, behind in {behind} of {len(high)} cases",
+        ),
+        table_row(
+            "a click or event stream that drifts",
+            "run an A/B",
+            gauc,
+            f"{_count_ahead(streams)} of {len(streams)} streams over seeds, {clear} over users and time",
+        ),
+        table_row(
+            "data without shift, or label noise",
+            "keep Adam",
+            f"{_signed_range(_means([*steady, *still_clicks]))} points of accuracy or AUC",
+            "not beyond chance" if not uncertain else f"{uncertain} of {len(steady)} gains hold after correction",
+        ),
+        table_row(
+            "a low learning rate that has to stay low",
+            "keep Adam",
+            f"{_signed_range(_means(low))} points of accuracy",
+            f"ahead in {low_ahead}, behind in {low_behind} of {len(low)} cases",
+        ),
+    ]
+
+
 def _stationary_click_row() -> str:
     """Return the row of `switch_table` for clicks without drift."""
     _, stationary = clicks_by_drift()
@@ -806,29 +861,6 @@ def rate_figure(name: str) -> Figure:
     return figure
 
 
-PANEL_TITLES = {
-    "without change": "no change",
-    "sudden": "sudden shift",
-    "continuous": "continuous shift",
-    "noise": "label noise",
-}
-"""Titles of the panels in the README's figure, by the first word of the condition."""
-
-
-def readme_figure() -> Figure:
-    """Draw the figure of the README: accuracy over learning rates under four conditions."""
-    figure, axes = panels(1, len(image_pairs()), 10, 2.9)
-    for panel, (name, pair) in zip(axes[0], image_pairs().items(), strict=True):
-        draw_curves(panel, {palette.CADAM: pair.treatment, palette.ADAM: pair.baseline})
-        panel.set_title(next(title for start, title in PANEL_TITLES.items() if name.startswith(start)), fontsize=13)
-        panel.minorticks_off()
-        panel.set_xticks(pair.baseline.rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in pair.baseline.rates])
-        panel.set_xlabel("learning rate", fontsize=11)
-    axes[0, 0].set_ylabel("mean test accuracy, %", fontsize=11)
-    axes[0, 0].legend(loc="lower center", fontsize=11)
-    return figure
-
-
 def pair_numbers(pairs: Mapping[str, Pair]) -> list[str]:
     """List every number of some pairs, to detect that a figure of them is outdated."""
     return [f"{name}: {pair}" for name, pair in pairs.items()]
@@ -844,7 +876,8 @@ def fingerprint(lines: Sequence[str]) -> str:
 
 
 FIGURES: Mapping[str, tuple[Callable[[], Figure], Callable[[], list[str]]]] = {
-    "docs/img/readme.png": (readme_figure, lambda: pair_numbers(image_pairs())),
+    "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
+    "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
     **{
         f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(_image_pair_numbers, name))
         for file, name in {"rates": "fig-rates", "sgdm": "fig-rates-sgdm", "resnet": "fig-rates-resnet"}.items()
@@ -867,4 +900,9 @@ def draw(path: str) -> None:
 
     draw_figure, numbers = FIGURES[path]
     with matplotlib.rc_context(palette.STYLE):
-        draw_figure().savefig(ROOT / path, dpi=110, metadata={"Source": fingerprint(numbers())})
+        figure, source = draw_figure(), fingerprint(numbers())
+        if path.endswith(".png"):
+            figure.savefig(ROOT / path, dpi=110, metadata={"Source": source})
+        else:
+            style = f"<style>{page.color_css()}</style><!-- {source} -->"
+            (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")

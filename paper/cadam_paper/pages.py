@@ -25,6 +25,7 @@ from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from . import catalog, claims, commands_page, evidence, stream_tables
 from .ctr import study as click_study
 from .images import study
+from .language_models import page as language_models
 from .published import (
     ROOT,
     archive,
@@ -180,6 +181,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-rates": rate_table,
     "images-ablation": ablation_table,
     "clicks": click_table,
+    "language-models-answer": language_models.answer,
+    "language-models": language_models.result_table,
     "streams-answer": stream_tables.answer,
     "streams-ab": stream_tables.comparison_table,
     "streams-rates": stream_tables.rate_table,
@@ -188,6 +191,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-answer": evidence.answer,
     "evidence-switch": evidence.switch_table,
     "evidence-advice": evidence.switch_legend,
+    "readme-switch": evidence.switch_summary,
     "evidence-when": evidence.gain_by_epoch,
     "evidence-ties": evidence.gain_at_common_rates,
     "evidence-others": evidence.other_optimizers,
@@ -201,7 +205,15 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "commands": commands_page.commands,
 }
 """The functions that return the lines of each table, by the name in its mark."""
-PAGES = ("README.md", "docs/streams.md", "docs/images.md", "docs/ctr.md", "docs/evidence.md", "docs/cli.md")
+PAGES = (
+    "README.md",
+    "docs/streams.md",
+    "docs/images.md",
+    "docs/ctr.md",
+    "docs/language_models.md",
+    "docs/evidence.md",
+    "docs/cli.md",
+)
 
 
 def update_tables(text: str) -> str:

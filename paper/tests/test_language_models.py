@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import torch
 
 import cadam
 from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
-from cadam_paper.language_models import corpus, optimizers, runs, stream, study
+from cadam.statistics.intervals import Interval
+from cadam_paper.language_models import corpus, optimizers, page, runs, stream, study
 from cadam_paper.language_models.corpus import Corpus, CorpusError
 from cadam_paper.language_models.model import GPT, SIZES
-from cadam_paper.language_models.optimizers import MaskedAdamW
+from cadam_paper.language_models.optimizers import ARMS, MaskedAdamW
 from cadam_paper.language_models.train import Run, Task, learning_rates
 
 TEXT = Corpus.of("test", {"a": bytes(range(100)) * 40, "b": bytes(range(100, 200)) * 20})
@@ -240,3 +242,16 @@ def test_the_summary_compares_every_arm_with_adamw() -> None:
     labels = [row.label for row in rows]
     assert all(f"mean over the pass: {arm}" in labels for arm in CONDITION.treatments)
     assert set(study.figures(results({}), CONDITION)) >= {study.CAPTION}
+
+
+def test_the_page_names_every_arm_and_the_conclusion_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = page.result_table()
+    assert len(table) == 2 + len(page.CONDITIONS) * len(ARMS)
+    shift = page.comparisons("lm-shift", "loss")["CAdamW"]
+    (text,) = page.answer()
+    assert ("clearly ahead" in text) == (shift.kind == "better")
+    worse = dataclasses.replace(shift, difference=Interval(0.1, 0.05, 0.15, 3))
+    monkeypatch.setattr(page, "comparisons", lambda name, metric: {"CAdamW": worse})
+    (text,) = page.answer()
+    assert "clearly behind" in text
+    assert "clearly ahead" not in text

@@ -51,7 +51,7 @@ def render_page(title: str, section: Section) -> str:
 
 def render(template: Template, title: str, sections: Sequence[Section], **variables: Any) -> str:
     """Render a template that extends the page of a study, or that page itself."""
-    return template.render(title=title, sections=sections, color_css=_color_css(), **variables).lstrip()
+    return template.render(title=title, sections=sections, color_css=color_css(), **variables).lstrip()
 
 
 def page_templates() -> Environment:
@@ -151,7 +151,7 @@ def _distinct(texts: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(texts))
 
 
-def _color_css() -> str:
+def color_css() -> str:
     """Return CSS variables for the colors of the palette, in light and dark mode."""
     light = "".join(f"{css_variable(color)}:{color};" for color in palette.DARK)
     dark = "".join(f"{css_variable(color)}:{other};" for color, other in palette.DARK.items())
