@@ -40,7 +40,6 @@ PAGES_NOT_YET_CONVERTED = frozenset(
         "paper",
         "reference",
         "rules",
-        "scale",
         "serve",
         "speed",
         "streams",

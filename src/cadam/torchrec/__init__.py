@@ -2,7 +2,7 @@
 
     model = DistributedModelParallel(module, sharders=[BagSharder(cadam.CAdam, lr=1e-3)])
 
-See docs/scale.md.
+See docs/large_tables.md and docs/torchrec.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The code of docs/scale.md and the examples runs, on one rank and on two."""
+"""The code of the pages on TorchRec and the examples runs, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from tests.process_groups import run
 ROOT = Path(__file__).parents[2]
 TRAIN, SERVE, SLOTS, ONLINE = (
     block.code
-    for block in blocks(ROOT / "docs" / "scale.md")
-    if block.marks.get("tested in") == "tests/torchrec/test_scale_page.py"
+    for page in ("large_tables", "torchrec", "distributed_learner")
+    for block in blocks(ROOT / "docs" / f"{page}.md")
+    if block.marks.get("tested in") == "tests/torchrec/test_pages.py"
 )
 
 
