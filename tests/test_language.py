@@ -27,7 +27,6 @@ PAGES_NOT_YET_CONVERTED = frozenset(
         "ab",
         "alignment",
         "api",
-        "asked_elsewhere",
         "ctr",
         "evidence",
         "formats",
