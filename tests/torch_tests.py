@@ -1,6 +1,6 @@
 """PyTorch's own tests of its optimizers, schedulers and averaging, with our classes in the place of torch's.
 
-python tests/torch_tests.py FOLDER [options of unittest, such as -k NAME]
+python -m tests.torch_tests FOLDER [options of unittest, such as -k NAME]
 
 FOLDER is `test` of a source tree of PyTorch, of 2.6 for example; a wheel does not have it. Nothing of it is changed:
 here `torch.optim` gets our classes under torch's names before the tests are imported.

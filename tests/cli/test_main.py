@@ -152,6 +152,31 @@ def test_output_that_cannot_be_written_is_a_failure_in_one_line() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_output_that_exceeds_the_buffer_and_cannot_be_written_is_a_failure_without_traceback() -> None:
+    """The failed write raises inside the command, not in the last flush, as that of a long JSON of `cadam ab`."""
+    code = "import sys; from cadam.cli import main; main._run_command = lambda *_: print(100_000 * '.')"
+    words = [sys.executable, "-c", f"{code}; sys.exit(main.main([]))"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cadam: output cannot be written: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="/dev/stdout is missing")
+def test_a_device_as_the_output_of_schema_is_written_but_not_read(tmp_path: Path) -> None:
+    """Reading the pipe would wait for this process itself, and reading /dev/full would never end."""
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    with start("schema", "clicks.csv", "--label", "label", "--output", "/dev/stdout", cwd=tmp_path) as process:
+        try:
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert b'"features"' in output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
 def test_a_run_on_a_full_disk_learns_and_reports_the_lost_output(tmp_path: Path) -> None:
     (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
     words = ("run", "clicks.csv", "--label", "label")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -31,6 +32,9 @@ UNREAD = 141
 """The reader of standard output has closed it. Shells report this code for SIGPIPE."""
 TERMINATED = 143
 """The process received SIGTERM, and was not in a loop that saves its progress and ends with another code."""
+
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of writes to a full disk, beyond a quota, and beyond the size that a file may have (`ulimit -f`)."""
 
 
 def fail(command: str, error: object, code: int) -> int:

@@ -10,6 +10,7 @@ from .. import __version__
 from ..printable import printable
 from .commands import PAPER_COMMANDS, AddCommands, Command, available_commands
 from .exit_codes import (
+    DISK_IS_FULL,
     DONE,
     FAILED,
     NO_PACKAGE,
@@ -42,6 +43,11 @@ def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()
             if not is_stdout_closed():
                 raise
             code = UNREAD
+        except OSError as error:  # commands report the files that they cannot write; this is the rest, such as output
+            if error.errno not in DISK_IS_FULL:
+                raise
+            print(printable(f"cadam: output cannot be written: {error}"), file=sys.stderr)
+            code = FAILED
         except KeyboardInterrupt as error:  # commands that save their progress handle the interrupt themselves
             code = _report_interrupt(error, "before it was done")
         except SystemExit as end:  # argparse has printed the help or an error

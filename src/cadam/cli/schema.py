@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
         return fail("schema", error, NO_PACKAGE if isinstance(error, ImportError) else USAGE)
     run_config.print_inferred(inferred)
     text = inferred.schema.to_json(ignored=inferred.ignored())
-    if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
+    if options.output.is_file() and not options.force and options.output.read_bytes() != text.encode():
         advice = "Name another --output, or replace the file with --force"
         error_text = f"{options.output} exists and differs from the inferred schema, so it was not changed. {advice}"
         return fail("schema", error_text, USAGE)
