@@ -82,7 +82,6 @@ def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
 ) -> None:
     write_csv(tmp_path / "events.csv", table(300))
     arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
-    assert run(*arguments, "--events", 100) == 0
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -90,8 +89,14 @@ def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
     with monkeypatch.context() as patch:
         patch.setattr("cadam.online.persistence.checkpoints.Checkpoints.save", full)
         assert run(*arguments) == 1
+    assert "could not be written; the same command starts from the beginning" in capsys.readouterr().err
+    assert run(*arguments, "--events", 100) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("cadam.online.persistence.checkpoints.Checkpoints.save", full)
+        assert run(*arguments) == 1
     told = capsys.readouterr().err
     assert "the last checkpoint, at 300 events, could not be written" in told
+    assert "the same command resumes from the one before it" in told
     assert "the checkpoint is in" not in told.split("could not be written")[1]
     assert run(*arguments) == 0
 

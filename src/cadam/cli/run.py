@@ -380,10 +380,11 @@ def _delete_checkpoints(learner: Learner) -> None:
 def _find_failure(learner: Learner) -> str:
     """Describe what failed during the run; empty if nothing did."""
     if learner.schedule is not None and not learner.schedule.last_save_succeeded:
-        return (
-            f"the last checkpoint, at {learner.events:,} events, could not be written; the same command resumes from "
-            "the one before it"
+        has_older = learner.checkpoints is not None and learner.checkpoints.files()
+        advice = (
+            "resumes from the one before it" if has_older else "starts from the beginning, because there is no other"
         )
+        return f"the last checkpoint, at {learner.events:,} events, could not be written; the same command {advice}"
     if learner.log is not None and learner.log.unwritten_rows:
         return (
             f"{learner.log.unwritten_rows:,} rows of the prediction log could not be written; they are in the "

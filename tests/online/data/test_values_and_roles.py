@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ def test_the_column_of_the_label_cannot_be_a_feature(label: str) -> None:
         ({"user": ["x"]}, "user"),
         ({"header": 5}, "header"),
         ({"lowest": "0"}, "lowest"),
+        ({"lowest": 2}, "lowest"),
+        ({"highest": math.nan}, "highest"),
+        ({"binary": "no"}, "binary"),
+        ({"separator": '"'}, "separator"),
         ({"features": {"a": "hash:9999999999999999999999"}}, "hash:9999999999999999999999"),
         ({"features": {"self": "number"}}, "self"),
     ],
@@ -92,6 +97,12 @@ def test_a_schema_with_a_wrong_type_is_refused_by_name(content: dict[str, Any], 
     path.write_text(json.dumps({"features": {"a": "number"}, "label": "y", **content}))
     with pytest.raises(ValueError, match=rf"schema\.json: .*{named}"):
         Schema.read(path)
+
+
+def test_a_schema_without_features_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"schema\.json: .*object with features"):
+        Schema.read(tmp_path / "schema.json")
 
 
 def odd_names() -> Sample:

@@ -165,8 +165,10 @@ class Schema:
             roles["time"] = parse_time(self.time)
         roles = {role: (name, replace(kind, decimal=self.decimal)) for role, (name, kind) in roles.items()}
         object.__setattr__(self, "roles", roles)
-        if len(self.separator) != 1:
-            raise ValueError(f"the separator of CSV must be one character, got {self.separator!r}")
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ValueError(
+                f"the separator of CSV must be one character other than quotes and line breaks, got {self.separator!r}"
+            )
         if self.decimal not in (".", ",") or self.decimal == self.separator:
             raise ValueError(
                 f"the decimal separator must be a point or a comma other than the separator {self.separator!r}, got "
@@ -186,6 +188,10 @@ class Schema:
         for name in ("lowest", "highest"):
             if not isinstance(getattr(self, name), (int, float)):
                 raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+        if not self.lowest <= self.highest:
+            raise ValueError(f"lowest must be at most highest, got {self.lowest!r} and {self.highest!r}")
+        if not isinstance(self.binary, bool):
+            raise ValueError(f"binary must be true or false, got {self.binary!r}")
         if self.header is not None and not _is_list_of_texts(self.header):
             raise ValueError(f"header must be a list of names, got {self.header!r}")
         markers = self.missing.values() if isinstance(self.missing, Mapping) else [self.missing]
@@ -208,8 +214,10 @@ class Schema:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise ValueError(f'{path}: a schema must be an object, as in {{"features": {{"price": "number"}}}}')
+        if not isinstance(content, dict) or "features" not in content:
+            raise ValueError(
+                f'{path}: a schema must be an object with features, as in {{"features": {{"price": "number"}}}}'
+            )
         content.pop("ignored", None)
         unknown = content.keys() - {part.name for part in fields(cls) if part.init}
         if unknown:
