@@ -466,6 +466,29 @@ def test_what_is_no_state_dict_is_refused(nonsense: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "value"),
+    [("step", "x"), ("step", [1.0]), ("rounding_seed", "x"), ("rounding_seed", torch.ones(2))],
+    ids=str,
+)
+def test_a_state_that_is_not_a_number_is_refused_by_name(entry: str, value: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    ours = cadam.CAdam([param], moments="int8")
+    ours.step()
+    saved = ours.state_dict()
+    saved["state"][0][entry] = value
+    with pytest.raises(ValueError, match=f"group 0, parameter 0: {entry} is "):
+        ours.load_state_dict(saved)
+
+
+def test_a_state_dict_of_a_later_format_is_refused() -> None:
+    saved = train(cadam.CAdam(parameters()), gradients(1)).state_dict()
+    saved["param_groups"][0]["cadam_format"] += 1
+    with pytest.raises(ValueError, match="group 0 has cadam_format 2"):
+        cadam.CAdam(parameters()).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
     ("source", "target", "missing"),
     [
         (partial(torch.optim.RMSprop), cadam.CAdam, "no exp_avg, exp_avg_sq in it"),

@@ -80,6 +80,11 @@ def read(
             raise ValueError(
                 f"the state dict does not fit: group {number} is of {saved_rule}, this optimizer of {rule.name}"
             )
+        if saved.get(FORMAT_KEY, FORMAT) != FORMAT:
+            raise ValueError(
+                f"the state dict does not fit: group {number} has {FORMAT_KEY} {saved[FORMAT_KEY]!r}, and this version "
+                f"reads {FORMAT}: use the version of cadam that saved it"
+            )
         mine = _merge(group, saved, fixed)
         try:
             options.check(rule, mine)
@@ -254,8 +259,13 @@ def _check_entry(
     step = values.setdefault("step", 1.0)
     if isinstance(step, Tensor) and step.numel() != 1:
         raise refuse(f"step has shape {tuple(step.shape)}, not one element")
+    if not isinstance(step, (Tensor, int, float)):
+        raise refuse(f"step is {step!r}, not a number")
     if not 0 <= float(step) < math.inf:
         raise refuse(f"step is {float(step)}")
+    seed = values.get(moment_storage.SEED, 0)
+    if not (isinstance(seed, int) or (isinstance(seed, Tensor) and seed.numel() == 1 and seed.dtype == torch.int64)):
+        raise refuse(f"{moment_storage.SEED} is {seed!r}, not an integer")
     for name in needed:
         value = values.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
