@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "lm-cosine": "cadam_paper.language_models.study:COSINE",
     "lm-mixed-10m": "cadam_paper.language_models.study:MIXED_10M",
     "lm-shift-10m": "cadam_paper.language_models.study:SHIFT_10M",
+    "masking": "cadam_paper.masking:MASKING",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.demo:DEMO_STREAM",
     "ab-flights": "cadam_paper.real_streams:FLIGHTS",
