@@ -5,7 +5,7 @@ The tasks are generated, so the true distribution is known. A step moves the par
 the loss on a large probe batch with true labels. An element is useful where ``u * G`` is positive, because its update
 decreases the expected loss, and harmful where it is negative. The harmful share of some elements is the sum of the
 negative products divided by the sum of all absolute products: at 50% their update does not change the loss, and above
-50% it increases the loss. If the harmful share of the masked elements is above 50%, masking pays; below, it costs progress.
+50% it increases the loss. If that of the masked elements is above 50%, masking pays; below, it costs progress.
 
 There are two kinds of tasks. A small network learns labels of a fixed random network: without change, with label noise,
 or with a sudden shift half-way. And an embedding table learns items of very different frequency.
