@@ -763,6 +763,19 @@ def test_texts_of_integers_beyond_the_precision_of_floats_are_hashed_as_text() -
     assert not {buckets[0], *buckets[2:]} & set(meant)
 
 
+def test_integers_beyond_64_signed_bits_are_hashed_and_joined_like_their_texts() -> None:
+    integers = [2**63, 2**64 - 1, 2**70, -(2**63) - 1]
+    for kind in (Kind("hash", 1_000_003), Kind("hash", 1_000_003, optional=True), Kind("text")):
+        expected, _ = convert([str(integer) for integer in integers], kind, text=True)
+        for values in (integers, [*integers, 5], np.array(integers[:2], np.uint64)):
+            converted, problems = convert(values, kind)
+            assert not problems
+            size = min(len(values), len(integers))
+            assert converted[:size].tolist() == expected[:size].tolist()
+    assert "write NAME:text" in convert([2**63], Kind("integer"))[1][0]
+    assert "is not from 0 to 4" in convert([2**70], Kind("category", 5))[1][0]
+
+
 @pytest.mark.parametrize("kind", ["integer", "hash:1000"])
 def test_a_whole_float_is_an_integer_as_far_as_floats_are_exact(kind: str, tmp_path: Path) -> None:
     schema = Schema({"price": "number", "item": kind if "hash" in kind else "hash:9"}, id="event")

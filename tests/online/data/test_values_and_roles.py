@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cadam.cli.main import main
@@ -43,6 +45,27 @@ def test_a_column_that_is_given_as_user_is_a_feature_even_if_it_is_unique() -> N
     sample = sampled_users(100_000, 20_000)
     inferred = infer_schema(sample, ColumnOptions(label="click", user="request_id"))
     assert inferred.schema.features["request_id"].startswith("hash:")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_users_and_ids_that_are_unsigned_hashes_are_text_and_features(suffix: str, tmp_path: Path) -> None:
+    path, users = tmp_path / f"a.{suffix}", np.uint64(2**63) + np.arange(200, dtype=np.uint64) % 9
+    rows = [{"user": int(user), "event": 2**63 + n, "x": n % 7, "y": n % 2} for n, user in enumerate(users)]
+    if suffix == "csv":
+        path.write_text("user,event,x,y\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        types = {"user": pa.uint64(), "event": pa.uint64(), "x": pa.int64(), "y": pa.int64()}
+        pq.write_table(pa.table({name: pa.array(columns[name], type_) for name, type_ in types.items()}), path)
+    schema = infer_schema(take_sample(f"{suffix}:{path}"), ColumnOptions(label="y", id="event")).schema
+    assert (schema.user, schema.id) == ("user:text", "event:text")
+    (batch,) = [batch for batch in open_source(f"{suffix}:{path}", schema, batch_size=200) if batch is not None]
+    assert not batch.rejected  # type: ignore[union-attr]
+    events = batch.events  # type: ignore[union-attr]
+    assert events.ids.tolist() == [str(row["event"]) for row in rows]
+    assert events.features["user"].tolist() == schema.encode(rows).events.features["user"].tolist()
 
 
 @pytest.mark.parametrize(("yes", "no"), [("TRUE", "FALSE"), ("True", "False"), ("true", "false")])

@@ -302,10 +302,12 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         value = int(value)
     if type(value) is not int:
         raise RejectedError(f"{reprlib.repr(value)[:40]} has the type {type(value).__name__} and is not an integer")
-    if not _fits_int64(value):
-        raise RejectedError("the integer has more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:
-        raise RejectedError(f"{value} is not from 0 to {kind.size - 1}")
+        raise RejectedError(f"{reprlib.repr(value)} is not from 0 to {kind.size - 1}")
+    if not _fits_int64(value):
+        if kind.name == "hash":
+            return _convert_text(value, kind)
+        raise RejectedError("the integer is not from -2^63 to 2^63 - 1; for such ids, write NAME:text in the schema")
     return int(hash_integers(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
 
 
@@ -343,7 +345,8 @@ def _integer_of_text(value: Any, has_comma: bool) -> Any:
 
 
 def _convert_text(value: Any, kind: Kind) -> Any:
-    if type(value) is int and kind.name == "text" and abs(value) < 2**63:
+    """Return a text, or its hash. Integers count as the texts that CSV has."""
+    if type(value) is int and abs(value) < 10**MAX_DIGITS:
         value = str(value)
     if not isinstance(value, str):
         raise RejectedError(f"a value of type {type(value).__name__} is not text")

@@ -272,6 +272,9 @@ def _as_key(text: str, columns: Columns, reason: str) -> tuple[str, str, str]:
     column = columns.get(text) or columns[text.partition(":")[0]]
     if text != column.name:
         return text, reason, column.name
-    is_integer = column.type == "integer" and not any("." in str(value) for value in list(column.counts)[:1000])
+    values = [str(value) for value in list(column.counts)[:1000]]
+    # Keys of integers are signed, so the unsigned integers of 64 bits that many hash functions return are text.
+    is_large = any(value.isdecimal() and int(value) >= 2**63 for value in values)
+    is_integer = column.type == "integer" and not is_large and not any("." in value for value in values)
     suffix = (":integer" if ":" in column.name else "") if is_integer else ":text"
     return column.name + suffix, reason, column.name
