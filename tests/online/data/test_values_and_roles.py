@@ -47,6 +47,15 @@ def test_a_column_that_is_given_as_user_is_a_feature_even_if_it_is_unique() -> N
     assert inferred.schema.features["request_id"].startswith("hash:")
 
 
+def test_a_single_text_that_is_not_a_time_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    times = [f"2016-12-31T23:{row:02}:00Z" for row in range(59)] + ["2016-12-31T23:59:60Z"]
+    path.write_text("at,x,y\n" + "".join(f"{at},{row % 7},{row % 2}\n" for row, at in enumerate(times)))
+    with pytest.raises(CannotInferError, match=r"'2016-12-31T23:59:60Z' is not a time, .* --time at:iso"):
+        infer_schema(take_sample(f"csv:{path}"), ColumnOptions(label="y", time="at"))
+    assert infer_schema(take_sample(f"csv:{path}"), ColumnOptions(label="y", time="at:iso")).schema.time == "at:iso"
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_users_and_ids_that_are_unsigned_hashes_are_text_and_features(suffix: str, tmp_path: Path) -> None:
     path, users = tmp_path / f"a.{suffix}", np.uint64(2**63) + np.arange(200, dtype=np.uint64) % 9

@@ -204,6 +204,11 @@ def find_time(columns: Columns, options: ColumnOptions, target: Target) -> Role:
         column = columns[name]
         if column.type != "time" and not time_format and not column.is_numeric:
             example = format_value(next(iter(column.counts), ""))
+            if exception := _find_exception(column):
+                raise CannotInferError(
+                    f"--time {name}: {format_value(exception)!r} is not a time, but others such as {example!r} are; "
+                    f"give --time {shell_word(f'{name}:iso')} to reject such events"
+                )
             raise CannotInferError(
                 f"--time {name}: the format of times such as {example!r} is not recognized; give it as in "
                 f"--time {shell_word(f'{name}:%d/%m/%Y %H:%M')}"
@@ -215,6 +220,13 @@ def find_time(columns: Columns, options: ColumnOptions, target: Target) -> Role:
         return Role(None)
     reason = f"its values are {'sorted ' if sorted_share(best) > 0.999 else ''}times"
     return Role(_with_format(best.name, best.time_format), reason, best.name)
+
+
+def _find_exception(column: Column) -> str:
+    """Return the first text that prevents a column from being times in ISO 8601; empty if too many texts do."""
+    texts = [str(value) for value in list(column.counts)[:10_000]]
+    problems = convert(texts, Kind("time", time_format="iso"))[1]
+    return texts[min(problems)] if 0 < len(problems) <= FEW_MISSING * len(texts) else ""
 
 
 def find_best_time(columns: Columns, excluded: Collection[str], max_missing: float = FEW_MISSING) -> Column | None:
