@@ -107,6 +107,8 @@ def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
         ("--patience", "nan", "--patience must be"),
         ("--patience", "-1", "--patience must be"),
         ("--events", "-5", "--events must be at least 1, got -5"),
+        ("--seed", str(2**64), "--seed must have at most 64 bits"),
+        ("--threads", "100000", "--threads must be at most 1024"),
     ],
 )
 def test_invalid_numbers_are_rejected(
@@ -114,6 +116,17 @@ def test_invalid_numbers_are_rejected(
 ) -> None:
     assert run("--data", "csv:nowhere.csv", "--checkpoint", tmp_path / "state", option, value) == 2
     assert told in capsys.readouterr().err
+
+
+def test_events_with_the_id_of_an_earlier_event_are_counted_in_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text(
+        "id,x,y\n" + "".join(f"{row // 2},{row % 7},{row % 3 // 2}\n" for row in range(300))
+    )
+    arguments = ["run", str(tmp_path / "a.csv"), "--label", "y", "--id", "id", "--checkpoint", str(tmp_path / "state")]
+    assert main.main(arguments) == 0
+    assert "150 had the id of an earlier event and were not learned from again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "threads"), [((), 1), (("--threads", 3), 3)])

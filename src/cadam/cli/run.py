@@ -53,6 +53,9 @@ from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 
 logger = logging.getLogger("cadam.online")
 
+MAX_THREADS = 1024
+"""The largest number of threads. OpenMP ends the process if it cannot create as many as it was asked for."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -183,6 +186,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for option, number in {"--events": options.events, "--batch-size": options.batch_size}.items():
         if number is not None and number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}")
+    if options.threads is not None and options.threads > MAX_THREADS:
+        raise UsageError(f"--threads must be at most {MAX_THREADS}, got {options.threads}")
+    if not -(2**63) <= options.seed < 2**64:
+        raise UsageError(f"--seed must have at most 64 bits, got {options.seed}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
 
@@ -446,6 +453,8 @@ def _unlearned_events(job: Job) -> str:
         share = rejected_share(learner.rejected, learner.events)
         text = f", and {learner.rejected:,} rejected ({share:.2%}: {format_reasons(learner.rejections.reasons)})"
     waiting, counts = len(learner.pending), learner.pending.counts
+    if counts.repeated_events:
+        text += f"; {counts.repeated_events:,} had the id of an earlier event and were not learned from again"
     if job.schema.id is not None:
         return f"{text}; {waiting:,} wait for a label" if waiting else text
     unlabeled = waiting + counts.crowded_out + (counts.expired if learner.join.options.unmatched == "drop" else 0)

@@ -72,9 +72,10 @@ def test_users_and_ids_that_are_unsigned_hashes_are_text_and_features(suffix: st
     assert (schema.user, schema.id) == ("user:text", "event:text")
     (batch,) = [batch for batch in open_source(f"{suffix}:{path}", schema, batch_size=200) if batch is not None]
     assert not batch.rejected  # type: ignore[union-attr]
-    events = batch.events  # type: ignore[union-attr]
+    events, encoded = batch.events, schema.encode(rows).events  # type: ignore[union-attr]
+    assert events is not None and encoded is not None and events.ids is not None
     assert events.ids.tolist() == [str(row["event"]) for row in rows]
-    assert events.features["user"].tolist() == schema.encode(rows).events.features["user"].tolist()
+    assert events.features["user"].tolist() == encoded.features["user"].tolist()
 
 
 @pytest.mark.parametrize(("yes", "no"), [("TRUE", "FALSE"), ("True", "False"), ("true", "false")])
@@ -103,6 +104,12 @@ def test_the_row_numbers_of_pandas_and_r_are_left_out_with_a_warning(name: str, 
 def test_the_column_of_the_label_cannot_be_a_feature(label: str) -> None:
     with pytest.raises(ValueError, match="'rating'"):
         Schema({"rating": "number", "price": "number"}, label=label)
+
+
+@pytest.mark.parametrize("role", ["id", "user", "time"])
+def test_the_column_of_the_label_cannot_have_another_role(role: str) -> None:
+    with pytest.raises(ValueError, match=f"'y' is the label, so it cannot also be the {role}"):
+        Schema({"price": "number"}, label="y>=2", **{role: "y"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,8 @@ class Schema:
             roles["time"] = parse_time(self.time)
         roles = {role: (name, replace(kind, decimal=self.decimal)) for role, (name, kind) in roles.items()}
         object.__setattr__(self, "roles", roles)
+        if role := next((role for role, (name, _) in roles.items() if name == self.target.column), None):
+            raise ValueError(f"the column {self.target.column!r} is the label, so it cannot also be the {role}")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ValueError(
                 f"the separator of CSV must be one character other than quotes and line breaks, got {self.separator!r}"
