@@ -73,7 +73,9 @@ def test_users_and_ids_that_are_unsigned_hashes_are_text_and_features(suffix: st
     (batch,) = [batch for batch in open_source(f"{suffix}:{path}", schema, batch_size=200) if batch is not None]
     assert not batch.rejected  # type: ignore[union-attr]
     events, encoded = batch.events, schema.encode(rows).events  # type: ignore[union-attr]
-    assert events is not None and encoded is not None and events.ids is not None
+    assert events is not None
+    assert encoded is not None
+    assert events.ids is not None
     assert events.ids.tolist() == [str(row["event"]) for row in rows]
     assert events.features["user"].tolist() == encoded.features["user"].tolist()
 
