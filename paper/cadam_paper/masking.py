@@ -1,4 +1,4 @@
-"""When masking pays and when it costs: the first-order effect of the update that CAdam masks.
+"""Measures when masking pays and when it costs: the first-order effect of the update that CAdam masks.
 
 The tasks are generated, so the true distribution is known. A step moves the parameters by ``-lr * u``, where
 ``u`` is Adam's direction, and changes the expected loss by about ``-lr * sum(u * G)``, where ``G`` is the gradient of
