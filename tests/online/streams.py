@@ -16,7 +16,7 @@ from cadam.online import CheckpointOptions, Events, LabelOptions, Learner, LogOp
 
 USERS, ITEMS = 50, 20
 FIELDS = {
-    **{name: ("labels", name) for name in ("horizon", "unmatched", "capacity", "remember")},
+    **{name: ("labels", name) for name in ("horizon", "unmatched", "early_positives", "capacity", "remember")},
     "checkpoint": ("checkpoint", "folder"),
     "checkpoint_every": ("checkpoint", "every"),
     "checkpoint_seconds": ("checkpoint", "seconds"),

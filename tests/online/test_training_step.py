@@ -79,9 +79,10 @@ def learn_both_ways(batches: Sequence[Any], **options: Any) -> tuple[Learner, li
         scores.append(recorded)
         record = learner._record
 
-        def recording(columns: Any, outcome: Any, record: Any = record, recorded: list[Any] = recorded) -> None:
-            recorded.append((columns["score"].tobytes(), columns["label"].tobytes(), outcome))
-            record(columns, outcome)
+        def recording(resolved: Any, record: Any = record, recorded: list[Any] = recorded) -> None:
+            columns = resolved.columns
+            recorded.append((columns["score"].tobytes(), columns["label"].tobytes(), resolved.outcomes.tobytes()))
+            record(resolved)
 
         learner._record = recording  # type: ignore[method-assign]
         for batch in batches:

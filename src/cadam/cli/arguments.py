@@ -179,18 +179,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long to wait for a full batch; with inf, batches do not depend on time (default: 1)",
     )
-    add(
-        "--horizon",
-        type=float,
-        default=math.inf,
-        help="how long to wait for a label, in the unit of the time column (default: inf)",
-    )
-    add(
-        "--unmatched",
-        choices=("drop", "negative"),
-        default="drop",
-        help="drop an event that has no label after --horizon, or learn it with label 0 (default: drop)",
-    )
+    add_label_arguments(parser)
     add(
         "--every",
         type=int,
@@ -235,6 +224,37 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--quiet", action="store_true", help="print only warnings and errors")
     add("--seconds", type=float, default=30, metavar="N", help="seconds between lines of progress (default: 30)")
+
+
+def add_label_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments about labels that arrive later than their events."""
+    add = parser.add_argument
+    add("--labels", metavar="URI", help="a file or another source of labels: id, label and, for files, time")
+    add(
+        "--horizon",
+        type=float,
+        default=math.inf,
+        help="how long an event waits for its label, in the unit of the time column; then it is learned, with label 0 "
+        "if there is none (default: an event is learned when its label arrives)",
+    )
+    add(
+        "--unmatched",
+        choices=("drop", "negative"),
+        help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
+    )
+    add(
+        "--early-positives",
+        action="store_true",
+        help="learn every event as a negative when it arrives, and positives again when their label arrives, with "
+        "importance weights",
+    )
+    add(
+        "--capacity",
+        type=positive_int,
+        default=1_000_000,
+        metavar="N",
+        help="how many events can wait for their labels (default: 1000000)",
+    )
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:

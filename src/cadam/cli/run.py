@@ -23,9 +23,10 @@ import torch
 
 from ..checkpoint_files import DamagedCheckpointError, check_like, expect_valid_content
 from ..online import run_config
+from ..online.data.label_source import open_with_labels
 from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
-from ..online.data.sources import Source, open_source
+from ..online.data.sources import Source, open_source, resolve_uri
 from ..online.data.validation import check_columns
 from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
@@ -135,6 +136,9 @@ def prepare(options: argparse.Namespace) -> Job:
         ImportError: a package that an option needs is missing.
     """
     _check_numbers(options)
+    label_options = LabelOptions(
+        options.horizon, options.unmatched, early_positives=options.early_positives, capacity=options.capacity
+    )
     uri = run_config.data_uri(options)
     optimizer = OptimizerSpec.parse(options.optimizer)
     metrics = _metrics(options)
@@ -145,7 +149,7 @@ def prepare(options: argparse.Namespace) -> Job:
     batch_size = options.batch_size or default_batch_size(config.has_own_model)
     _check_paths(options, checkpoint)
 
-    schema = replace(config.schema, binary=True) if metrics else config.schema
+    schema = replace(config.schema, binary=True) if metrics or options.early_positives else config.schema
     needs_users = [kind for metric in metrics for kind in metric.kinds if METRICS[kind].needs_users]
     if needs_users and schema.user is None:
         raise UsageError(f"--metrics {needs_users[0]}: the schema names no user")
@@ -154,6 +158,11 @@ def prepare(options: argparse.Namespace) -> Job:
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(uri, schema, batch_size=read_size, follow=options.follow, patience=patience)
     check_columns(source, schema, is_resumed=bool(list_checkpoints(checkpoint)))
+    if options.labels is not None:
+        labels_uri = resolve_uri(options.labels)
+        source = open_with_labels(
+            source, labels_uri, schema, batch_size=read_size, follow=options.follow, patience=patience
+        )
 
     torch.manual_seed(options.seed)
     model = config.build_model()
@@ -164,7 +173,7 @@ def prepare(options: argparse.Namespace) -> Job:
         model,
         optimizer.build(model, lr),
         config.loss,
-        labels=LabelOptions(options.horizon, options.unmatched),
+        labels=label_options,
         per_event=batch_size == 1,
         metrics=list[Metric](metrics),
         checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),
@@ -190,8 +199,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
         raise UsageError(f"--threads must be at most {MAX_THREADS}, got {options.threads}")
     if not -(2**63) <= options.seed < 2**64:
         raise UsageError(f"--seed must have at most 64 bits, got {options.seed}")
-    if options.unmatched == "negative" and options.horizon == math.inf:
-        raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
+    if options.horizon == math.inf and (options.unmatched == "negative" or options.early_positives):
+        option = "--early-positives" if options.early_positives else "--unmatched negative"
+        raise UsageError(f"{option} needs --horizon, after which an event counts as negative")
+    if options.early_positives and options.unmatched == "drop":
+        raise UsageError("--early-positives learns events as negatives, but --unmatched drop drops them")
 
 
 def _check_paths(options: argparse.Namespace, checkpoint: Path) -> None:
@@ -434,7 +446,7 @@ def _check_reject_file(learner: Learner, code: int) -> int:
 def _print_summary(job: Job) -> None:
     """Print the last line of a successful run, and a warning if the model predicts no better than a constant."""
     learner = job.learner
-    if learner.training.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
+    if job.config.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
         print(f"warning: {warning}", file=sys.stderr)
     end = "the stream has ended" if job.options.events is None else "done"
     is_saved = learner.checkpoints is not None and learner.checkpoints.files()
@@ -456,8 +468,9 @@ def _unlearned_events(job: Job) -> str:
     if counts.repeated_events:
         text += f"; {counts.repeated_events:,} had the id of an earlier event and were not learned from again"
     if job.schema.id is not None:
-        return f"{text}; {waiting:,} wait for a label" if waiting else text
-    unlabeled = waiting + counts.crowded_out + (counts.expired if learner.join.options.unmatched == "drop" else 0)
+        reason = "their horizon" if learner.join.waits_for_horizon else "a label"
+        return f"{text}; {waiting:,} wait for {reason}" if waiting else text
+    unlabeled = waiting + counts.crowded_out + (0 if learner.join.waits_for_horizon else counts.expired)
     return f"{text}; {unlabeled:,} had no label and were not learned from" if unlabeled else text
 
 

@@ -34,6 +34,7 @@ from ..optim.alignment import Ratio
 from ..printable import printable
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
+from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
 from .labels.training_queue import TrainingQueue
@@ -41,7 +42,7 @@ from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric
 from .models import Inputs
-from .models.model_file import is_log_loss
+from .models.model_file import LOG_LOSS, is_log_loss
 from .monitoring.reject_limit import rejected_share
 from .per_event import PerEventTraining
 from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointSchedule, CheckpointStore
@@ -128,10 +129,14 @@ class Learner:
     ) -> None:
         if per_event and batch_size not in (None, 1):
             raise ValueError(f"per_event learns one event per step, but batch_size is {batch_size}")
-        self.training = TrainingStep(model, optimizer, loss)
+        labels = labels or LabelOptions()
+        if labels.early_positives and loss is not LOG_LOSS:
+            raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
+        training_loss = fake_negative_weighted_loss if labels.early_positives else loss
+        self.training = TrainingStep(model, optimizer, training_loss)
         self.per_event: PerEventTraining | str | None = None
         """Compiled per-event training, the reason why torch is used instead, or None for training in batches."""
-        self.join = LabelJoin(labels or LabelOptions())
+        self.join = LabelJoin(labels)
         if per_event:
             self.per_event = PerEventTraining.create(model, optimizer, loss)
             if self.join.options.horizon != math.inf:
@@ -219,7 +224,7 @@ class Learner:
                 self._process_events(events, labels_follow=has_labels)
             if labels is not None and has_labels:
                 self._match_labels(labels)
-            self._train()
+            self._expire_and_train()
         if self.schedule is not None:
             self.schedule.has_unsaved_events = True
 
@@ -290,8 +295,8 @@ class Learner:
             return self.learn(replace(events, labels=None))
         scores, columns, _ = self._predict_batch(events)
         columns.pop("label", None)
-        self._resolve(self.join.add_unlabeled(columns))
-        self._train()
+        self._resolve(self.join.add_events(columns))
+        self._expire_and_train()
         return scores
 
     def observe(self, ids: Any, labels: Any) -> None:
@@ -325,7 +330,7 @@ class Learner:
             One score per event, predicted before learning. Rejected events have the score nan.
         """
         scores = self._process_events(events)
-        self._train()
+        self._expire_and_train()
         return scores
 
     def finish(self) -> None:
@@ -348,19 +353,16 @@ class Learner:
         learned = self.training.learn(events.columns()) if self._is_step(events, labels_follow) else None
         scores, columns, labels_of_repeated = self._predict_batch(events, learned)
         resolved = self.join.add_events(columns, labels_of_repeated)
-        if learned is None:
-            self._resolve(resolved)
-        else:  # the model has learned these events, and no others have got a label
-            for columns, outcome in resolved:
-                self._record(columns, outcome)
+        # If the model has learned these events already, no others have got a label.
+        self._resolve(resolved, is_learned=learned is not None)
         return scores
 
     def _is_step(self, events: Events, labels_follow: bool) -> bool:
         """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
         if events.labels is None or self.queue.count or self.queue.batch_size not in (None, len(events)):
             return False
-        if len(self.pending) and (labels_follow or self.join.options.unmatched == "negative"):
-            return False  # other events may get a label before the step
+        if self.join.waits_for_horizon or (labels_follow and len(self.pending)):
+            return False  # other events are learned first, or get a label before the step
         if isinstance(self.per_event, PerEventTraining) or self._has_ids not in (None, events.ids is not None):
             return False
         is_finite = _is_all_finite(events.labels, *([] if events.time is None else [events.time]))
@@ -442,19 +444,30 @@ class Learner:
             labels = Labels(labels.ids[is_finite], labels.labels[is_finite])
         self._resolve(self.join.match_labels(labels))
 
-    def _resolve(self, resolved: Iterator[Resolved]) -> None:
-        """Record resolved events, and queue those with a label for training."""
-        for columns, outcome in resolved:
-            self._record(columns, outcome)
-            if outcome != Outcome.DROPPED:
-                self.queue.add(columns)
+    def _expire_and_train(self) -> None:
+        """Resolve the events whose horizon has passed, and train on the queued events."""
+        self._resolve(self.join.expire())
+        self._train()
 
-    def _record(self, columns: Columns, outcome: Outcome) -> None:
-        """Log resolved predictions, and update the metrics with those that have a label."""
+    def _resolve(self, resolved: Iterator[Resolved], *, is_learned: bool = False) -> None:
+        """Log and measure events with a final outcome, and queue events for training.
+
+        Args:
+            resolved: the events.
+            is_learned: whether the model has been trained on them already.
+        """
+        for part in resolved:
+            if part.is_final:
+                self._record(part)
+            if part.is_learned and not is_learned:
+                self.queue.add(part.columns)
+
+    def _record(self, resolved: Resolved) -> None:
+        """Log predictions whose outcome is final, and update the metrics with those that have a label."""
         if self.log is not None:
-            self.log.add(columns, outcome)
-        if outcome != Outcome.DROPPED:
-            self._update_metrics(columns)
+            self.log.add(resolved.columns, resolved.outcomes)
+        if resolved.outcomes[0] != Outcome.DROPPED:
+            self._update_metrics(resolved.columns)
 
     def _update_metrics(self, columns: Columns) -> None:
         for metric in (self.log_loss, *self.extra_metrics):
@@ -499,7 +512,7 @@ class Learner:
                     start += done
                 if not done:
                     scores[start] = self._process_batch(events.take(slice(start, start + 1)))[0]
-                    self._train()
+                    self._expire_and_train()
                     start += 1
         return scores
 
@@ -548,8 +561,8 @@ class Learner:
             self.join.advance_clock(np.array([moment]))
         if path == _Path.TRAIN:
             self.training.count_steps(done, done)
-        for resolved, outcome in self.join.add_events(columns, None):
-            self._record(resolved, outcome)
+        self._resolve(self.join.add_events(columns), is_learned=True)
+        self._resolve(self.join.expire())
         return done
 
     def _train_queue_per_event(self, columns: Columns, start: int) -> int:

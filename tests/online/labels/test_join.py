@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cadam.online.data.events import Labels
-from cadam.online.labels.join import LabelJoin, LabelOptions
+from cadam.online.labels.join import LabelJoin, LabelOptions, Resolved, Unmatched
 from cadam.online.persistence.prediction_log import OUTCOME_NAMES
 
 HORIZON = 50.0
@@ -24,9 +25,12 @@ Row = tuple[int, float, str]
 class Reference:
     """The rules, one event at a time, with nothing remembered that is not needed and nothing forgotten."""
 
+    waits: bool
+    """Whether the outcome of an event is decided at its horizon."""
     clock: float | None = None
     ahead: int = 0
     waiting: dict[int, float | None] = field(default_factory=dict)  # when each came; None: not known yet
+    known: dict[int, float] = field(default_factory=dict)  # labels of events that wait for their horizon
     early: dict[int, tuple[float, float | None]] = field(default_factory=dict)
     done: dict[int, bool] = field(default_factory=dict)  # whether by a label
     rows: list[Row] = field(default_factory=list)
@@ -43,6 +47,8 @@ class Reference:
             self.events(events)
         for key, label in labels:
             self.label(key, label)
+        if self.clock is not None:
+            self.expire()
 
     def tick(self, times: list[float]) -> None:
         median = statistics.median_low(times)
@@ -75,29 +81,30 @@ class Reference:
                 new.append((key, label))
             seen.add(key)
         for key, label in new:
-            if label is not None:
+            if label is not None and not self.waits:
                 self.repeated_labels += self.early.pop(key, None) is not None
                 self.resolve(key, label, "label")
         for key, label in brought:
             if key in self.waiting:
-                self.resolve(key, label, "label")
-        without = [key for key, label in new if label is None]
-        for key in without:
+                self.label(key, label)
+        without = [(key, label) for key, label in new if label is None or self.waits]
+        for key, label in without:
             self.waiting[key] = self.now
-        for key in without:
+            if label is not None:
+                self.known[key] = label
+        for key, _ in without:
             if key in self.early:
-                self.resolve(key, self.early.pop(key)[0], "label")
-        if without:
-            self.expire()
+                self.label(key, self.early.pop(key)[0])
         for key, label in brought:
             if key in self.waiting:
-                self.resolve(key, label, "label")
-        self.expire()
+                self.label(key, label)
 
     def label(self, key: int, label: float) -> None:
-        if key in self.waiting:
+        if key in self.waiting and not self.waits:
             self.resolve(key, label, "label")
-        elif key in self.early or self.done.get(key) is True:
+        elif key in self.waiting and key not in self.known:
+            self.known[key] = label
+        elif key in self.known or key in self.early or self.done.get(key) is True:
             self.repeated_labels += 1
         elif key in self.done:
             self.late_labels += 1
@@ -107,9 +114,13 @@ class Reference:
     def expire(self) -> None:
         assert self.clock is not None
         for key, came in list(self.waiting.items()):
-            if came is not None and self.clock - came > HORIZON:
+            if came is None or self.clock - came <= HORIZON:
+                continue
+            if key in self.known:
+                self.resolve(key, self.known.pop(key), "label")
+            else:
                 self.expired += 1
-                self.resolve(key, 0.0, "assumed")
+                self.resolve(key, 0.0 if self.waits else math.nan, "assumed" if self.waits else "dropped")
         for key, (_, came) in list(self.early.items()):
             if came is not None and self.clock - came > HORIZON:
                 self.orphan_labels += 1
@@ -143,12 +154,10 @@ def stream(dice: random.Random) -> list[Batch]:
     return batches
 
 
-def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
-    """The rows that `LabelJoin` resolves for a stream."""
-    join = LabelJoin(LabelOptions(HORIZON, "negative", capacity=10**6, remember=10**6))
-    rows: list[Row] = []
+def joined(batches: list[Batch], options: LabelOptions) -> tuple[list[Resolved], LabelJoin]:
+    """What `LabelJoin` yields for a stream."""
+    join, resolved = LabelJoin(options), list[Resolved]()
     for events, labels in batches:
-        resolved = []
         if events:
             keys, times, known = zip(*events, strict=True)
             columns = {
@@ -158,23 +167,93 @@ def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
                 "label": np.array([math.nan if label is None else label for label in known], np.float32),
             }
             join.advance_clock(columns["time"])
-            resolved += list(join.add_events(*join.split_repeated(columns)))
+            resolved += join.add_events(*join.split_repeated(columns))
         if labels:
-            resolved += list(join.match_labels(Labels(*map(np.array, zip(*labels, strict=True)))))
-        for columns, outcome in resolved:
-            pairs = zip(columns["id"].tolist(), columns["label"].tolist(), strict=True)
-            rows += [(key, label, OUTCOME_NAMES[outcome]) for key, label in pairs]
-    return rows, join
+            resolved += join.match_labels(Labels(*map(np.array, zip(*labels, strict=True))))
+        resolved += join.expire()
+    return resolved, join
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_the_join_equals_a_plain_reference_implementation(seed: int) -> None:
+def rows_of(parts: list[Resolved]) -> list[Row]:
+    rows: list[Row] = []
+    for part in parts:
+        outcomes = [OUTCOME_NAMES[outcome] for outcome in part.outcomes]
+        rows += zip(part.columns["id"].tolist(), part.columns["label"].tolist(), outcomes, strict=True)
+    return rows
+
+
+@pytest.mark.parametrize("unmatched", ["drop", "negative"])
+@pytest.mark.parametrize("seed", range(200))
+def test_the_join_equals_a_plain_reference_implementation(seed: int, unmatched: Unmatched) -> None:
     batches = stream(random.Random(seed))
-    expected = Reference()
+    expected = Reference(waits=unmatched == "negative")
     for batch in batches:
         expected.take(batch)
-    rows, join = joined(batches)
-    assert rows == expected.rows
+    options = LabelOptions(HORIZON, unmatched, capacity=10**6, remember=10**6)
+    parts, join = joined(batches, options)
+    assert repr(rows_of(parts)) == repr(expected.rows)  # as text, because nan is not equal to itself
+    assert all(part.is_final and part.is_learned == (2 not in part.outcomes) for part in parts)
     assert list(join.pending.early) == list(expected.early)
     counts = vars(join.pending.counts)
     assert counts == {name: getattr(expected, name, 0) for name in counts}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_early_positives_are_learned_twice_and_recorded_once(seed: int) -> None:
+    batches = stream(random.Random(seed))
+    options = LabelOptions(HORIZON, early_positives=True, capacity=10**6, remember=10**6)
+    parts, join = joined(batches, options)
+    final = rows_of([part for part in parts if part.is_final])
+    waiting, _ = joined(batches, replace(options, early_positives=False))
+    assert final == rows_of(waiting)
+    learned = rows_of([part for part in parts if part.is_learned])
+    assert all(part.is_final != part.is_learned for part in parts)
+    arrived = list(dict.fromkeys(key for events, _ in batches for key, _, _ in events))
+    assert [key for key, label, _ in learned if label == 0] == arrived
+    positives = [key for key, label, _ in learned if label == 1]
+    still_waiting = join.pending.number_of
+    labels = join.pending.ring["label"]
+    known = [key for key, number in still_waiting.items() if labels[number % len(labels)] == 1]
+    assert sorted(positives) == sorted([*known, *(key for key, label, _ in final if label == 1)])
+
+
+def test_events_with_labels_wait_for_their_horizon_in_the_order_of_the_events() -> None:
+    batches: list[Batch] = [
+        ([(0, 0.0, None), (1, 1.0, 1.0)], [(0, 1.0)]),
+        ([(2, 10.0, None)], [(2, 1.0), (2, 0.0)]),
+        ([(3, 52.0, 1.0)], []),
+        ([(4, 70.0, None)], []),
+    ]
+    parts, join = joined(batches, LabelOptions(HORIZON))
+    assert rows_of(parts) == [(0, 1.0, "label"), (1, 1.0, "label"), (2, 1.0, "label")]
+    assert (len(join.pending), join.pending.counts.repeated_labels) == (2, 1)
+
+
+def test_a_label_of_the_batch_that_passes_the_horizon_still_counts() -> None:
+    batches: list[Batch] = [([(0, 0.0, None)], []), ([(1, 40.0, None)], []), ([(2, 50.5, None)], [(0, 1.0)])]
+    parts, join = joined(batches, LabelOptions(HORIZON))
+    assert rows_of(parts) == [(0, 1.0, "label")]
+    assert join.pending.counts.late_labels == 0
+
+
+def test_a_full_join_warns_that_the_horizon_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
+    batches: list[Batch] = [([(n, float(n), None)], []) for n in range(10)]
+    parts, join = joined(batches, LabelOptions(HORIZON, capacity=4))
+    assert len(rows_of(parts)) == join.pending.counts.crowded_out == 6
+    assert caplog.text.count("--capacity") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "assumes_negative"),
+    [({}, False), ({"horizon": 5.0}, True), ({"horizon": 5.0, "unmatched": "drop"}, False)],
+)
+def test_a_horizon_makes_events_without_a_label_negative(options: dict[str, Any], assumes_negative: bool) -> None:
+    assert LabelOptions(**options).assumes_negative == assumes_negative
+
+
+def test_early_positives_need_a_horizon_and_binary_labels() -> None:
+    for options in list[dict[str, Any]]([{}, {"horizon": 5.0, "unmatched": "drop"}]):
+        with pytest.raises(ValueError, match="early_positives needs a finite horizon"):
+            LabelOptions(early_positives=True, **options)
+    with pytest.raises(ValueError, match=r"0 or 1 to learn positives early, got 0\.5"):
+        joined([([(0, 0.0, 0.5)], [])], LabelOptions(HORIZON, early_positives=True))

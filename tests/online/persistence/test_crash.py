@@ -155,7 +155,7 @@ def test_log_rows_that_cannot_be_written_are_buffered_up_to_a_limit(
         patch.setattr(log, "_write", full)
         for start in range(0, 60, 6):
             columns = {name: np.arange(start, start + 6) for name in ("id", "time", "score")}
-            log.add({**columns, "label": np.zeros(6)}, Outcome.LABELED)
+            log.add({**columns, "label": np.zeros(6)}, np.full(6, Outcome.LABELED, np.int8))
     assert log.lost_rows == 35
     assert sum(len(part["score"]) for part in log.buffer) == log.buffered_rows == 25
     assert len(caplog.records) == 1  # it was tried once: again after a minute

@@ -2,10 +2,12 @@
 
 A ring buffer of columns holds every event from the oldest pending one to the newest; a dict maps the id of an event to
 its number. Adding, matching and expiring work on whole arrays, and memory is limited to the events within the horizon.
+The ring has a column `label`, which is nan as long as the label of an event is unknown.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..data.events import Array, Columns, Labels
+
+logger = logging.getLogger("cadam.online")
 
 Key = Any
 """The id of an event: int or str."""
@@ -114,11 +118,13 @@ class PendingEvents:
         horizon: how long an event waits for its label, on the clock of the stream.
         capacity: how many events can wait; beyond it the oldest expire as if the horizon had passed, and are counted.
         remember: how many ids of resolved events are remembered, to tell a repeated label from an orphan.
+        keeps_labeled: whether an event stays pending until its horizon has passed although its label has arrived.
     """
 
     horizon: float
     capacity: int
     remember: int
+    keeps_labeled: bool = False
     counts: JoinCounts = field(default_factory=JoinCounts)
 
     def __post_init__(self) -> None:
@@ -164,7 +170,7 @@ class PendingEvents:
             self.counts.repeated_labels += sum(self.early.pop(key, None) is not None for key in ids)
 
     def add(self, columns: Columns, clock: float) -> None:
-        """Add new events without labels."""
+        """Add new events, whose labels are nan if they are unknown."""
         numbers = self._append(columns)
         self.number_of.update(zip(columns["id"].tolist(), numbers.tolist(), strict=True))
         self.arrivals.append((clock, self.tail))
@@ -224,7 +230,7 @@ class PendingEvents:
     # Labels ----------------------------------------------------------------------------------------------------
 
     def match(self, ids: list[Key], labels: Array, arrival: float) -> Columns | None:
-        """Remove and return the events that labels belong to, in the order of the labels.
+        """Return the events that labels belong to, in the order of the labels, and remove them unless `keeps_labeled`.
 
         The first label of an event counts. A label without an event is kept until the event arrives.
 
@@ -233,16 +239,31 @@ class PendingEvents:
             labels: the labels.
             arrival: the arrival time of the labels; infinite if it is unknown until `date_labels` is called.
         """
-        numbers = np.fromiter(map(self.number_of.pop, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        find = self.number_of.get if self.keeps_labeled else self.number_of.pop
+        numbers = np.fromiter(map(find, ids, repeat(-1)), dtype=np.int64, count=len(ids))
         is_match = numbers >= 0
+        unknown = np.flatnonzero(~is_match).tolist()
+        if self.keeps_labeled and is_match.any():
+            is_match &= self._find_first_labels(numbers)
         columns = None
         if is_match.any():
-            columns = self._rows(numbers[is_match])
-            columns["label"] = labels[is_match]
-            self.resolved.add(columns["id"].tolist(), True)
-        for row in np.flatnonzero(~is_match).tolist():
+            matched = numbers[is_match]
+            self.ring["label"][matched % self.ring_size] = labels[is_match]
+            columns = self._rows(matched)
+            if not self.keeps_labeled:
+                self.resolved.add(columns["id"].tolist(), True)
+        for row in unknown:
             self._keep_or_count(ids[row], float(labels[row]), arrival)
         return columns
+
+    def _find_first_labels(self, numbers: Array) -> Array:
+        """Return a mask of the labels that are the first of their event, and count the others of known events."""
+        _, first = np.unique(numbers, return_index=True)
+        is_first = np.zeros(len(numbers), dtype=bool)
+        is_first[first] = True
+        is_first &= np.isnan(self.ring["label"][numbers % self.ring_size])
+        self.counts.repeated_labels += int((~is_first & (numbers >= 0)).sum())
+        return is_first
 
     def _keep_or_count(self, key: Key, label: float, arrival: float) -> None:
         """Keep a label whose event is unknown; count a label whose event is resolved or that is repeated."""
@@ -303,7 +324,7 @@ class PendingEvents:
         return self._release(self.tail, self.head)
 
     def _release(self, end: int, crowded_end: int) -> Columns | None:
-        """Remove the events before number `end`, and return those that were still pending.
+        """Remove the events before number `end`, and return those that were still pending, with nan or their label.
 
         Events before `crowded_end` are counted as crowded out.
         """
@@ -311,7 +332,14 @@ class PendingEvents:
             return None
         numbers = np.arange(self.head, end)
         is_pending = self._is_pending(numbers)
-        self.counts.crowded_out += int(is_pending[numbers < crowded_end].sum())
+        crowded_out = int(is_pending[numbers < crowded_end].sum())
+        if crowded_out and not self.counts.crowded_out and self.horizon != math.inf:
+            logger.warning(
+                "more than %s events wait for their labels: the oldest are resolved before their horizon has passed. "
+                "Increase --capacity, or give a shorter --horizon",
+                f"{self.capacity:,}",
+            )
+        self.counts.crowded_out += crowded_out
         self.head = end
         if not is_pending.any():
             return None
@@ -319,8 +347,10 @@ class PendingEvents:
         ids = columns["id"].tolist()
         for key in ids:
             del self.number_of[key]
-        self.counts.expired += len(ids)
-        self.resolved.add(ids, False)
+        has_label = ~np.isnan(columns["label"])
+        self.counts.expired += len(ids) - int(has_label.sum())
+        for is_labeled in (False, True):
+            self.resolved.add(columns["id"][has_label == is_labeled].tolist(), is_labeled)
         return columns
 
     def _rows(self, numbers: Array) -> Columns:
@@ -348,6 +378,8 @@ class PendingEvents:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         rows = {name: np.array(values) for name, values in state["rows"].items()}
+        if rows and "label" not in rows:  # a checkpoint of an older version, in which no pending event had a label
+            rows["label"] = np.full(len(rows["id"]), np.nan, dtype=np.float32)
         self.ring, self.ring_size = {name: values[:0] for name, values in rows.items()}, 0
         self.head = self.tail = state["head"]
         if rows and len(rows["id"]):

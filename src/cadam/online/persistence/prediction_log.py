@@ -18,8 +18,7 @@ import numpy as np
 
 from ...atomic_write import write_with
 from ...checkpoint_files import check_like
-from ..data.events import FEATURE_PREFIX, Columns, concatenate_columns
-from ..labels.join import Outcome
+from ..data.events import FEATURE_PREFIX, Array, Columns, concatenate_columns
 
 logger = logging.getLogger("cadam.online")
 
@@ -80,12 +79,12 @@ class PredictionLog:
         if not self._is_ours:
             raise FileExistsError(f"{self.folder} has the log of another run: resume that run, or log elsewhere")
 
-    def add(self, columns: Columns, outcome: Outcome) -> None:
-        """Append predictions that have the same outcome."""
+    def add(self, columns: Columns, outcomes: Array) -> None:
+        """Append predictions with their outcomes."""
         self.check_folder()
         count = len(columns["score"])
         rows = {name: values for name, values in columns.items() if not name.startswith(FEATURE_PREFIX)}
-        rows["outcome"] = np.full(count, outcome, dtype=np.int8)
+        rows["outcome"] = outcomes
         self.buffer.append(rows)
         self.buffered_rows += count
         may_write = not self.write_failed or time.monotonic() - self._time_of_attempt > SECONDS_BETWEEN_ATTEMPTS
