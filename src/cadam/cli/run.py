@@ -157,7 +157,7 @@ def prepare(options: argparse.Namespace) -> Job:
     read_size = CHUNK_SIZE if batch_size == 1 and options.horizon == math.inf else batch_size
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(uri, schema, batch_size=read_size, follow=options.follow, patience=patience)
-    check_columns(source, schema, is_resumed=bool(list_checkpoints(checkpoint)))
+    check_columns(source, schema, bool(list_checkpoints(checkpoint)), has_label_source=options.labels is not None)
     if options.labels is not None:
         labels_uri = resolve_uri(options.labels)
         source = open_with_labels(

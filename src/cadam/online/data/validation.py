@@ -15,11 +15,11 @@ class MismatchError(ValueError):
     """The data or the model does not have what the schema requires."""
 
 
-def check_columns(source: Source, schema: Schema, is_resumed: bool = False) -> None:
+def check_columns(source: Source, schema: Schema, is_resumed: bool = False, has_label_source: bool = False) -> None:
     """Check that the data has the columns of the schema, as far as its beginning shows.
 
-    The label may be missing if the schema has an id and records may have different columns, because it can arrive in a
-    separate record. Sources that cannot show their columns without consuming data are not checked. Optional columns are
+    The label may be missing if labels come from another source, or if the schema has an id and records may have
+    different columns, because it can arrive in a separate record. Sources that cannot show their columns without consuming data are not checked. Optional columns are
     required when a run begins, where they reveal a wrong schema, but not when it resumes.
 
     Raises:
@@ -37,8 +37,8 @@ def check_columns(source: Source, schema: Schema, is_resumed: bool = False) -> N
     if not columns.are_complete:
         if set(available) <= set(needed) - set(schema.features):
             return  # So far there are only labels.
-        if schema.id is not None:
-            needed.remove(schema.target.column)
+    if schema.id is not None and (has_label_source or not columns.are_complete):
+        needed.remove(schema.target.column)
     optional = {name for name, kind in schema.kinds.items() if kind.optional and is_resumed}
     missing = [name for name in needed if name not in available and name not in optional]
     if missing:
