@@ -32,9 +32,10 @@ from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.metrics.metric import Metric
 from ..online.metrics.stream import METRICS, StreamMetrics
-from ..online.models.model_file import LOG_LOSS, OptimizerSpec, UsageError
+from ..online.models.model_file import LOG_LOSS, OptimizerSpec, UsageError, accepts_weight
 from ..online.monitoring.baseline_check import BaselineCheck
 from ..online.monitoring.console import Console
+from ..online.monitoring.drift import DriftMonitor
 from ..online.monitoring.prometheus_file import PrometheusFile
 from ..online.monitoring.reject_limit import DEFAULT_MAX_REJECTED, RejectLimit, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, suggest_fix
@@ -43,6 +44,7 @@ from ..online.monitoring.tensorboard import TensorBoard
 from ..online.per_event import CHUNK_SIZE
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
+from ..online.persistence.prediction_log import LogOptions
 from ..online.persistence.warm_start import with_options
 from ..online.stop_signals import stop_on_signals
 from ..online.training_step import ModelOutputError, default_threads
@@ -164,6 +166,10 @@ def prepare(options: argparse.Namespace) -> Job:
             source, labels_uri, schema, batch_size=read_size, follow=options.follow, patience=patience
         )
 
+    if schema.weight is not None and not accepts_weight(config.loss):
+        raise UsageError("the schema names a weight, so the loss must take it: def loss(scores, labels, weight)")
+    probabilities = schema.probabilities if schema.negative_rate != 1 else None
+    log = None if options.log is None else LogOptions(options.log, probabilities=probabilities)
     torch.manual_seed(options.seed)
     model = config.build_model()
     torch.set_num_threads(options.threads or default_threads(model, batch_size))
@@ -177,8 +183,9 @@ def prepare(options: argparse.Namespace) -> Job:
         per_event=batch_size == 1,
         metrics=list[Metric](metrics),
         checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),
-        log=options.log,
+        log=log,
         rejected=options.rejected,
+        drift=DriftMonitor(),
         reports=[*_reports(options), reject_limit, baseline_check],
     )
     if config.device is not None:

@@ -161,7 +161,7 @@ class DistributedLearner(Learner):
 
     def _update_metrics(self, columns: Columns) -> None:
         """Keep labeled events until `_combine_ranks` updates the metrics with those of all ranks."""
-        self._resolved.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
+        self._resolved.append({n: columns[n] for n in ("score", "label", "user", "time", "weight") if n in columns})
 
     def _train(self, include_short: bool = False) -> None:
         """Take as many steps as the rank with the longest queue needs; other ranks take part without events."""
@@ -182,7 +182,7 @@ class DistributedLearner(Learner):
         assert self._empty_features is not None
         return {"label": np.empty(0, np.float32), **{FEATURE_PREFIX + n: v for n, v in self._empty_features.items()}}
 
-    def _share_of_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def _share_of_loss(self, scores: Tensor, labels: Tensor, **weight: Tensor) -> Tensor:
         """Compute this rank's share of the mean loss over the events of all ranks.
 
         It is multiplied by the number of ranks, because the gradients are divided by it when they are averaged. A rank
@@ -190,7 +190,7 @@ class DistributedLearner(Learner):
         """
         if not len(labels):
             return scores.sum() * 0.0
-        return self._mean_loss(scores, labels) * (len(labels) * self.world / self._events_of_step)
+        return self._mean_loss(scores, labels, **weight) * (len(labels) * self.world / self._events_of_step)
 
     # Counts and metrics of all ranks ------------------------------------------------------------------------------
 

@@ -40,9 +40,10 @@ from .labels.pending import PendingEvents
 from .labels.training_queue import TrainingQueue
 from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
-from .metrics.metric import Metric
+from .metrics.metric import Metric, accepts_weights
 from .models import Inputs
 from .models.model_file import LOG_LOSS, is_log_loss
+from .monitoring.drift import DriftMonitor
 from .monitoring.reject_limit import rejected_share
 from .per_event import PerEventTraining
 from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointSchedule, CheckpointStore
@@ -95,6 +96,7 @@ class Learner:
         checkpoint: where and how often checkpoints are saved; a folder is enough. `run` resumes from the newest one.
         log: where the prediction log is written; a folder is enough.
         rejected: a file for rejected events (default: ``rejected.jsonl`` beside the checkpoints).
+        drift: raises an alarm when the log loss rises; None for no alarm.
         reports: functions that are called with the learner after each batch, such as `Console` or `StatusPage`. Their
             method `end`, if they have one, is called when `run` ends, and `close` by `Learner.close`.
 
@@ -125,6 +127,7 @@ class Learner:
         checkpoint: CheckpointOptions | Path | str | None = None,
         log: LogOptions | Path | str | None = None,
         rejected: Path | str | None = None,
+        drift: DriftMonitor | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
     ) -> None:
         if per_event and batch_size not in (None, 1):
@@ -147,6 +150,7 @@ class Learner:
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
         if not self.has_log_loss:
             self.extra_metrics.append(MeanLoss(loss))
+        self.drift = drift if self.has_log_loss else None
         self.alignment_counts = AlignmentCounts(optimizer)
         if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
             checkpoint = CheckpointOptions(checkpoint)
@@ -156,7 +160,7 @@ class Learner:
             rejected = rejected or Path(checkpoint.folder) / "rejected.jsonl"
         if log is not None and not isinstance(log, LogOptions):
             log = LogOptions(log)
-        self.log = PredictionLog(log.folder, log.rows) if log is not None else None
+        self.log = PredictionLog(log.folder, log.rows, probabilities=log.probabilities) if log is not None else None
         self.rejections = Rejections(rejected)
         self.missing_columns: Counter[str] = Counter()
         """The number of events whose record did not have a column of the schema, by column."""
@@ -471,7 +475,10 @@ class Learner:
 
     def _update_metrics(self, columns: Columns) -> None:
         for metric in (self.log_loss, *self.extra_metrics):
-            metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+            weights = {"weights": columns["weight"]} if "weight" in columns and accepts_weights(metric) else {}
+            metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"], **weights)
+        if self.drift is not None:
+            self.drift.update(columns, self.log_loss)
 
     def _train(self, include_short: bool = False) -> None:
         """Take training steps on the queued events, in the order in which they were labeled."""
@@ -520,6 +527,8 @@ class Learner:
         """Choose a `_Path` for each event. Repeated events and events with early labels are left to the join."""
         if not isinstance(self.per_event, PerEventTraining):
             return np.full(len(events), _Path.TORCH)
+        if events.weights is not None:
+            return np.full(len(events), _Path.TORCH)  # the compiled code has no weights
         labels = np.full(len(events), np.nan) if events.labels is None else events.labels
         paths = np.where(np.isnan(labels), _Path.PREDICT, _Path.TRAIN)
         is_supported = self.per_event.find_supported(events.features) & ~np.isinf(labels)
@@ -567,7 +576,7 @@ class Learner:
 
     def _train_queue_per_event(self, columns: Columns, start: int) -> int:
         """Learn queued events one by one with compiled code, from position `start` on, and return how many."""
-        if not isinstance(self.per_event, PerEventTraining):
+        if not isinstance(self.per_event, PerEventTraining) or "weight" in columns:
             return 0
         events = Events.from_columns({name: values[start:] for name, values in columns.items()})
         events = events.take(slice(_count_leading(self.per_event.find_supported(events.features))))
@@ -645,6 +654,8 @@ class Learner:
             values.update(metric.results())
         if not self.has_log_loss:
             del values["log_loss"], values["best_constant"]
+        if self.drift is not None:
+            values.update(self.drift.results())
         if alignment := self.alignment():
             by_name = {"": self.total_alignment(), **{f"/{name}": ratio for name, ratio in alignment.items()}}
             for name, ratio in by_name.items():
@@ -701,6 +712,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": get_random_state(),
             "has_ids": self._has_ids,
+            "drift": None if self.drift is None else self.drift.state_dict(),
             "reject_reasons": dict(self.rejections.reasons),
             "missing_columns": dict(self.missing_columns),
             "counts": {name: getattr(owner, attribute) for name, (owner, attribute) in self._saved_counts().items()},
@@ -737,6 +749,8 @@ class Learner:
         self.queue.load_state_dict(state["queue"])
         for metric, saved in zip((self.log_loss, *self.extra_metrics), state["metrics"], strict=True):
             metric.load_state_dict(saved)
+        if self.drift is not None and state.get("drift") is not None:  # absent in checkpoints of older versions
+            self.drift.load_state_dict(state["drift"])
         for file, key in ((self.log, "log"), (self.reject_file, "rejected")):
             if file is not None and state[key] is not None:
                 file.load_state_dict(state[key])

@@ -12,8 +12,8 @@ from .data.events import Array, Columns, Events, select_features
 from .models.inputs import cast_features, feature_dtype
 from .models.mode import declared_modules, is_same_in_training
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Computes the mean loss from scores and labels."""
+Loss = Callable[..., Tensor]
+"""Computes the mean loss from scores and labels, and from the keyword argument `weight` if the events have weights."""
 MIN_WORK_FOR_THREADS = 100_000_000
 """The number of multiplications of dense weights per step from which on a second thread saves a quarter of the time."""
 MAX_CONSECUTIVE_FAILURES = 1000
@@ -190,7 +190,7 @@ class TrainingStep:
             outputs = self._training_forward(columns)
             # A copy, because the outputs may share memory with a parameter, or the loss may change them.
             scores: Array = outputs.detach().cpu().numpy().copy()
-            loss = self.loss(outputs, labels) if np.isfinite(scores).all() else None
+            loss = self._mean_loss(outputs, labels, columns) if np.isfinite(scores).all() else None
         except Exception:  # the passes one after the other find out which event is the cause, or raise the error
             loss = None
         if loss is None:
@@ -203,7 +203,17 @@ class TrainingStep:
 
     def _compute_loss(self, columns: Columns) -> Tensor:
         labels = self._labels(columns)
-        return self.loss(self._training_forward(columns), labels)
+        return self._mean_loss(self._training_forward(columns), labels, columns)
+
+    def _mean_loss(self, scores: Tensor, labels: Tensor, columns: Columns) -> Tensor:
+        """Compute the mean of the loss, or of weight times loss if the events have weights.
+
+        The sum is divided by the number of events, not by the sum of weights, so that the weight of an event does not
+        depend on the other events of its batch.
+        """
+        if "weight" not in columns:
+            return self.loss(scores, labels)
+        return self.loss(scores, labels, weight=self._to_tensors({"weight": columns["weight"]})["weight"])
 
     def _labels(self, columns: Columns) -> Tensor:
         return self._to_tensors({"label": columns["label"]})["label"]

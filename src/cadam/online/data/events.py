@@ -21,6 +21,8 @@ Columns = dict[str, Array]
 
 FEATURE_PREFIX = "feature/"
 """The prefix of feature names in the dict that `Events.columns` returns."""
+ROLES = ("label", "id", "user", "time", "weight")
+"""The names of the other columns in that dict."""
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Events:
             Without ids the learner numbers the events from 0, so either all events of a stream have ids or none.
         users: The user of each event, for metrics per user.
         time: The time at which each event happened, in seconds. Without it, time is the number of events so far.
+        weights: The weight of each event in the loss and in metrics that are means over events, at least 0.
 
     Raises:
         ValueError: If there are no features, or if the columns differ in length.
@@ -48,6 +51,7 @@ class Events:
     ids: Array | None = None
     users: Array | None = None
     time: Array | None = None
+    weights: Array | None = None
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -57,6 +61,7 @@ class Events:
         self.ids = None if self.ids is None else as_key_array(self.ids, "ids")
         self.users = None if self.users is None else as_key_array(self.users, "users")
         self.time = None if self.time is None else np.asarray(self.time, dtype=np.float64)
+        self.weights = None if self.weights is None else np.asarray(self.weights, dtype=np.float32)
         for name, values in self.columns().items():
             if len(values) != len(self):
                 first = next(iter(self.features))
@@ -69,14 +74,14 @@ class Events:
 
     def columns(self) -> Columns:
         """Return all columns as one dict, in which names of features begin with `FEATURE_PREFIX`."""
-        optional = {"label": self.labels, "id": self.ids, "user": self.users, "time": self.time}
+        optional = dict(zip(ROLES, (self.labels, self.ids, self.users, self.time, self.weights), strict=True))
         columns = {name: values for name, values in optional.items() if values is not None}
         return columns | {FEATURE_PREFIX + name: values for name, values in self.features.items()}
 
     @classmethod
     def from_columns(cls, columns: Columns) -> Events:
         """Create events from the columns that `Events.columns` returned."""
-        return cls(select_features(columns), *map(columns.get, ("label", "id", "user", "time")))
+        return cls(select_features(columns), *map(columns.get, ROLES))
 
     def take(self, rows: Any) -> Events:
         """Return the events that a mask, an array of row indices or a slice selects."""

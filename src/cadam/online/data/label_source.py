@@ -44,7 +44,7 @@ def open_with_labels(
     if "id" not in schema.roles:
         raise ValueError("labels from another source are joined by the id of their event: name its column with --id")
     # The records are read as events with the id as their only feature, so every kind of source can be used.
-    own = replace(schema, features={schema.roles["id"][0]: "hash:2"}, user=None, time=None, header=None)
+    own = replace(schema, features={schema.roles["id"][0]: "hash:2"}, user=None, time=None, weight=None, header=None)
     options: dict[str, Any] = {"batch_size": batch_size, "follow": follow, "patience": patience}
     source = open_source(uri, own, **options)
     names = source.columns()

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...atomic_write import replace_file
 from .conversion import Converted, Values, convert
-from .events import Array, Batch, Events, Labels, Rejected
+from .events import ROLES, Array, Batch, Events, Labels, Rejected
 from .kind import Kind, parse_key, parse_time
 from .nested import ABSENT, find_field
 from .text_columns import DictionaryColumn, TextColumn
@@ -104,6 +104,10 @@ class Schema:
         time: The column of the time: ``name`` for a number of seconds, or ``name:FORMAT``. The format is ms, us or ns
             for numbers in another unit, iso for text such as 2013-01-31T10:00:00Z, or a format of strptime such as
             %d/%m/%Y %H:%M. Times without a zone are UTC.
+        weight: The column of the weight of an event in the loss and in metrics, a number of at least 0. None: every
+            event has the weight 1.
+        negative_rate: The share of the negative events that the data contains, if negatives were downsampled and no
+            weight makes up for it. `probabilities` corrects predictions by it.
         lowest: The lowest label.
         highest: The highest label.
         binary: Whether labels must be 0 or 1, as metrics that rank events require.
@@ -129,6 +133,8 @@ class Schema:
     id: str | None = None
     user: str | None = None
     time: str | None = None
+    weight: str | None = None
+    negative_rate: float = 1.0
     lowest: float = 0.0
     highest: float = 1.0
     binary: bool = False
@@ -139,7 +145,7 @@ class Schema:
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
     target: Target = field(init=False, repr=False, compare=False)
     roles: dict[str, tuple[str, Kind]] = field(init=False, repr=False, compare=False)
-    """The column name and kind of each of id, user and time that the schema has."""
+    """The column name and kind of each of id, user, time and weight that the schema has."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -163,6 +169,10 @@ class Schema:
         roles = {role: parse_key(key) for role, key in (("id", self.id), ("user", self.user)) if key is not None}
         if self.time is not None:
             roles["time"] = parse_time(self.time)
+        if self.weight is not None:
+            roles["weight"] = (self.weight, Kind("number"))
+        if not 0 < self.negative_rate <= 1:
+            raise ValueError(f"negative_rate must be a share above 0 and up to 1, got {self.negative_rate}")
         roles = {role: (name, replace(kind, decimal=self.decimal)) for role, (name, kind) in roles.items()}
         object.__setattr__(self, "roles", roles)
         if role := next((role for role, (name, _) in roles.items() if name == self.target.column), None):
@@ -183,11 +193,11 @@ class Schema:
             raise ValueError(f'features must be kinds by name, as in {{"price": "number"}}, got {self.features!r}')
         if "self" in self.features:
             raise ValueError("a feature cannot be called 'self', because features are arguments of a method: rename it")
-        for name in ("label", "id", "user", "time", "separator", "decimal"):
+        for name in ("label", "id", "user", "time", "weight", "separator", "decimal"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name not in ("id", "user", "time")):
+            if not isinstance(value, str) and (value is not None or name not in ("id", "user", "time", "weight")):
                 raise ValueError(f"{name} must be text, got {value!r}")
-        for name in ("lowest", "highest"):
+        for name in ("lowest", "highest", "negative_rate"):
             if not isinstance(getattr(self, name), (int, float)):
                 raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not self.lowest <= self.highest:
@@ -254,6 +264,21 @@ class Schema:
             return self.missing.get(column, ())
         return () if column == self.target.column and self.target.compares_text else self.missing
 
+    def probabilities(self, scores: Array) -> Array:
+        """Return the probabilities that logits stand for, corrected for downsampled negatives.
+
+        If a share r of the negatives was kept, a model that is trained on the rest predicts q instead of
+        p = q / (q + (1 - q) / r). In logits this is a shift by log r. See He et al. (2014), "Practical Lessons from
+        Predicting Clicks on Ads at Facebook", section 6.3, https://doi.org/10.1145/2648584.2648589.
+
+        Example:
+            >>> Schema({"price": "number"}, negative_rate=0.1).probabilities(np.array([0.0])).round(4)
+            array([0.0909])
+        """
+        logits = np.asarray(scores, dtype=np.float64) + np.log(self.negative_rate)
+        probabilities: Array = np.exp(-np.logaddexp(0, -logits))
+        return probabilities
+
     # Conversion of records, which are dicts ----------------------------------------------------------------------
 
     def convert_records(
@@ -305,7 +330,7 @@ class Schema:
         found = [{name: find_field(record, name) for name in self.features} for record in records]
         rows = [row for row, values in enumerate(found) if any(value is not ABSENT for value in values.values())]
         features = [{name: value for name, value in found[row].items() if value is not ABSENT} for row in rows]
-        features_only = replace(self, id=None, user=None, time=None)
+        features_only = replace(self, id=None, user=None, time=None, weight=None)
         batch = Batch()
         if features or not records:
             batch = features_only.convert_records(features, list(map(str, rows)), text=text)
@@ -384,6 +409,9 @@ class Schema:
         is_separate = self._find_separate_labels(own_columns, count, label)
         label_problems = {row: reason for row, reason in problems.items() if is_separate[row]}
         arrays |= {role: convert_column(*column) for role, column in self.roles.items() if role != "id"}
+        if "weight" in arrays:
+            is_negative = np.flatnonzero(arrays["weight"] < 0).tolist()
+            add_problems(self.roles["weight"][0], dict.fromkeys(is_negative, "a weight must be at least 0"))
         features = {name: convert_column(name, kind) for name, kind in self.kinds.items()}
         # A separate label has no other columns, so only problems of its id and label count.
         problems = {row: reason for row, reason in problems.items() if not is_separate[row]} | label_problems
@@ -398,9 +426,9 @@ class Schema:
             batch.events_before = np.cumsum(is_event)[is_label]
         if is_event.any():
             rows = slice(None) if is_event.all() else is_event  # A slice does not copy the arrays.
-            ids, users, time = (arrays[role][rows] if role in arrays else None for role in ("id", "user", "time"))
+            columns_of_roles = {role: array[rows] for role, array in ({"label": label} | arrays).items()}
             batch.events = Events(
-                {name: array[rows] for name, array in features.items()}, label[rows], ids, users, time
+                {name: array[rows] for name, array in features.items()}, *map(columns_of_roles.get, ROLES)
             )
             masks = {name: is_event for name in self.optional_columns() if name not in columns}
             masks |= {name: mask & is_event for name, mask in (absent or {}).items() if mask.any()}

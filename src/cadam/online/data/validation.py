@@ -19,8 +19,9 @@ def check_columns(source: Source, schema: Schema, is_resumed: bool = False, has_
     """Check that the data has the columns of the schema, as far as its beginning shows.
 
     The label may be missing if labels come from another source, or if the schema has an id and records may have
-    different columns, because it can arrive in a separate record. Sources that cannot show their columns without consuming data are not checked. Optional columns are
-    required when a run begins, where they reveal a wrong schema, but not when it resumes.
+    different columns, because it can arrive in a separate record. Sources that cannot show their columns without
+    consuming data are not checked. Optional columns are required when a run begins, where they reveal a wrong schema,
+    but not when it resumes.
 
     Raises:
         MismatchError: If a column is missing, or if several columns have the same name.
@@ -34,9 +35,8 @@ def check_columns(source: Source, schema: Schema, is_resumed: bool = False, has_
     available = list(dict.fromkeys(columns.names))
     if not available:
         return
-    if not columns.are_complete:
-        if set(available) <= set(needed) - set(schema.features):
-            return  # So far there are only labels.
+    if not columns.are_complete and set(available) <= set(needed) - set(schema.features):
+        return  # So far there are only labels.
     if schema.id is not None and (has_label_source or not columns.are_complete):
         needed.remove(schema.target.column)
     optional = {name for name, kind in schema.kinds.items() if kind.optional and is_resumed}

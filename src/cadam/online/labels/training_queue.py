@@ -23,8 +23,10 @@ class TrainingQueue:
         self.count = 0
 
     def add(self, columns: Columns) -> None:
-        """Append the features and labels of events."""
-        self.parts.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE_PREFIX)})
+        """Append the features, labels and weights of events."""
+        self.parts.append(
+            {n: v for n, v in columns.items() if n in ("label", "weight") or n.startswith(FEATURE_PREFIX)}
+        )
         self.count += len(columns["label"])
 
     def columns(self) -> Columns:

@@ -95,15 +95,26 @@ class LogLoss:
     loss: float = 0.0
     predicted: float = 0.0
     """The sum of the predicted probabilities."""
+    weight: float = 0.0
+    """The sum of the weights of the events, by which all sums but `count` are weighted."""
 
-    def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
+    def update(
+        self, scores: Array, labels: Array, users: Array | None, time: Array, weights: Array | None = None
+    ) -> None:
         """Add labeled predictions."""
         logits, targets = scores.astype(np.float64), labels.astype(np.float64)
         self.count += len(logits)
-        self.positives += float(targets.sum())
         softplus = np.logaddexp(0, logits)
-        self.loss += float((softplus - targets * logits).sum())
-        self.predicted += float(np.exp(logits - softplus).sum())
+        sums: list[Array] = [targets, softplus - targets * logits, np.exp(logits - softplus)]
+        if weights is not None:
+            sums = [weights.astype(np.float64) * values for values in sums]
+        positives, loss, predicted = (float(values.sum()) for values in sums)
+        self.positives, self.loss, self.predicted = (
+            self.positives + positives,
+            self.loss + loss,
+            self.predicted + predicted,
+        )
+        self.weight += len(logits) if weights is None else float(weights.sum(dtype=np.float64))
 
     def __sub__(self, other: LogLoss) -> LogLoss:
         return LogLoss(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -111,12 +122,12 @@ class LogLoss:
     @property
     def mean(self) -> float:
         """The mean log loss."""
-        return self.loss / self.count if self.count else math.nan
+        return self.loss / self.weight if self.weight else math.nan
 
     @property
     def rate(self) -> float:
         """The mean label."""
-        return self.positives / self.count if self.count else math.nan
+        return self.positives / self.weight if self.weight else math.nan
 
     @property
     def best_constant(self) -> float:
@@ -129,7 +140,7 @@ class LogLoss:
 
         If the actual loss is well above it, the model separates events in the wrong direction.
         """
-        mean = self.predicted / self.count if self.count else math.nan
+        mean = self.predicted / self.weight if self.weight else math.nan
         if not 0 < mean < 1:
             return math.nan
         return -self.rate * math.log(mean) - (1 - self.rate) * math.log1p(-mean)
@@ -149,5 +160,6 @@ class LogLoss:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums."""
+        state = {"weight": state["count"], **state}  # absent in checkpoints of older versions
         check_like(state, vars(self), "log loss")
         self.__dict__.update({name: state[name] for name in vars(self)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,7 +17,10 @@ class Metric(Protocol):
     """A metric that a learner updates with every prediction whose label has become known."""
 
     def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
-        """Add labeled predictions, in the order in which they were labeled."""
+        """Add labeled predictions, in the order in which they were labeled.
+
+        If the method has another parameter `weights`, it gets the weights of events that have them.
+        """
 
     def results(self) -> Mapping[str, float]:
         """Return the current values by name."""
@@ -26,6 +30,11 @@ class Metric(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+
+
+def accepts_weights(metric: Metric) -> bool:
+    """Whether a metric takes the weights of events into account."""
+    return "weights" in inspect.signature(metric.update).parameters
 
 
 @dataclass(frozen=True)

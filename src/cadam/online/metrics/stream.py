@@ -50,13 +50,14 @@ def as_clicks(labels: Array, purpose: str) -> Array:
     return labels.astype(bool)
 
 
-def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[str, float]:
+def measure(scores: Array, labels: Array, users: Array | None = None, weights: Array | None = None) -> dict[str, float]:
     """Compute every metric over events, exactly.
 
     Args:
         scores: logits.
         labels: 0 or 1.
         users: the user of each event; without users there is no GAUC.
+        weights: the weight of each event in the log loss, the normalized entropy and the calibration.
 
     Returns:
         The values by name.
@@ -73,7 +74,7 @@ def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[st
     for metric in _window_metrics():
         if users is not None or not metric.needs_users:
             values.update(metric.compute(scores, labels, users))
-    return {**values, **_summed_values(Sums.of(scores, labels))}
+    return {**values, **_summed_values(Sums.of(scores, labels, weights))}
 
 
 def recompute(log: Path | str) -> dict[str, float]:
@@ -93,8 +94,10 @@ def recompute(log: Path | str) -> dict[str, float]:
     if table.num_rows == 0:
         raise ValueError(f"{log} contains no predictions")
     table = table.filter(table["label"].is_valid())
-    columns = {name: table[name].to_numpy() for name in ("score", "label", "user") if name in table.column_names}
-    return measure(columns["score"], columns["label"], columns.get("user"))
+    columns = {
+        name: table[name].to_numpy() for name in ("score", "label", "user", "weight") if name in table.column_names
+    }
+    return measure(columns["score"], columns["label"], columns.get("user"), columns.get("weight"))
 
 
 def _window_metrics() -> list[WindowMetric]:
@@ -148,7 +151,14 @@ class StreamMetrics:
         self._window_sums = {name: [0.0, 0.0, 0.0, 0.0] for metric in _window_metrics() for name in metric.averaged}
         """For each averaged value: events and weighted sum over all windows, then both with decay."""
 
-    def update(self, scores: Array, labels: Array, users: Array | None = None, time: Array | None = None) -> None:
+    def update(
+        self,
+        scores: Array,
+        labels: Array,
+        users: Array | None = None,
+        time: Array | None = None,
+        weights: Array | None = None,
+    ) -> None:
         """Add events in the order in which they were predicted.
 
         Args:
@@ -156,11 +166,13 @@ class StreamMetrics:
             labels: 0 or 1.
             users: the user of each event.
             time: the time of each event.
+            weights: the weight of each event in the log loss, the normalized entropy and the calibration. AUC and GAUC
+                are not weighted.
 
         Raises:
             ValueError: if a label is neither 0 nor 1, if users are missing, or if the columns differ from those before.
         """
-        columns = _columns(scores, labels, users, time, purpose=", ".join(self.kinds))
+        columns = _columns(scores, labels, users, time, weights, purpose=", ".join(self.kinds))
         selected = [kind for kind in self.kinds if self.kinds != tuple(METRICS)]
         for kind in selected:
             if "users" not in columns and METRICS[kind].needs_users:
@@ -177,10 +189,10 @@ class StreamMetrics:
     def _add_window(self, events: Mapping[str, Array]) -> None:
         """Add a full window to the totals."""
         decay = 0.5 ** (self.window / self.half_life)
-        self._last_window = measure(events["scores"], events["labels"], events.get("users"))
+        self._last_window = measure(events["scores"], events["labels"], events.get("users"), events.get("weights"))
         if "time" in events:
             self._last_window["time"] = float(events["time"][-1])
-        sums = Sums.of(events["scores"], events["labels"])
+        sums = Sums.of(events["scores"], events["labels"], events.get("weights"))
         self._total, self._decayed = self._total + sums, self._decayed.scaled(decay) + sums
         for name, (count, total, decayed_count, decayed_total) in self._window_sums.items():
             value = self._last_window.get(name, math.nan)
@@ -194,7 +206,7 @@ class StreamMetrics:
 
     def _all_results(self) -> Iterator[tuple[str, float]]:
         rest = self._unfinished
-        total = self._total + (Sums.of(rest["scores"], rest["labels"]) if rest else Sums())
+        total = self._total + (Sums.of(rest["scores"], rest["labels"], rest.get("weights")) if rest else Sums())
         yield "events/total", total.events
         for name, value in self._last_window.items():
             yield f"{name}/window", value
@@ -243,9 +255,11 @@ class StreamMetrics:
         self._window_sums |= {name: list(numbers) for name, numbers in state["window_sums"].items()}
 
 
-def _columns(scores: Array, labels: Array, users: Array | None, time: Array | None, purpose: str) -> dict[str, Array]:
+def _columns(
+    scores: Array, labels: Array, users: Array | None, time: Array | None, weights: Array | None, purpose: str
+) -> dict[str, Array]:
     """Convert events to arrays and check them."""
-    values = {"scores": scores, "labels": labels, "users": users, "time": time}
+    values = {"scores": scores, "labels": labels, "users": users, "time": time, "weights": weights}
     columns = {name: np.asarray(column) for name, column in values.items() if column is not None}
     shapes = {name: column.shape for name, column in columns.items()}
     if len(set(shapes.values())) != 1 or columns["scores"].ndim != 1:

@@ -27,15 +27,19 @@ class Sums:
     """The sum of the predicted probabilities."""
 
     @classmethod
-    def of(cls, scores: Array, labels: Array) -> Sums:
-        """Compute the sums over events."""
+    def of(cls, scores: Array, labels: Array, weights: Array | None = None) -> Sums:
+        """Compute the sums over events, each multiplied by its weight if there are weights."""
         logits = np.asarray(scores, dtype=np.float64)
         if len(logits) == 0:
             return cls()
         with np.errstate(invalid="ignore"):  # a nan among the logits makes the sums nan, which is visible enough
-            predicted = np.exp(-np.logaddexp(0, -logits)).sum()
-            loss = len(logits) * log_loss(logits, labels)
-        return cls(len(logits), float(np.sum(labels)), loss, float(predicted))
+            chances = np.exp(-np.logaddexp(0, -logits))
+            if weights is None:
+                loss = len(logits) * log_loss(logits, labels)
+                return cls(len(logits), float(np.sum(labels)), loss, float(chances.sum()))
+            each = np.asarray(weights, dtype=np.float64)
+            losses = np.logaddexp(0, np.where(labels, -logits, logits))
+            return cls(*(float(values) for values in (each.sum(), each @ labels, each @ losses, each @ chances)))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

@@ -33,6 +33,12 @@ def is_log_loss(loss: Any) -> bool:
     return isinstance(loss, nn.BCEWithLogitsLoss) or getattr(loss, "func", loss) is LOG_LOSS
 
 
+def accepts_weight(loss: Any) -> bool:
+    """Whether a loss has a parameter `weight` for the weights of events."""
+    parameters = inspect.signature(loss).parameters
+    return "weight" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+
+
 class UsageError(ValueError):
     """A command or a call that cannot be executed. The message says what to give instead."""
 

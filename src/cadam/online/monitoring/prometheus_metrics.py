@@ -45,6 +45,8 @@ GAUGES: Mapping[str, str] = {
     "recent_log_loss": "log loss of the last labeled predictions",
     "recent_best_constant": "log loss of the best constant prediction in hindsight, for the last labeled predictions",
     "time": "time of the last event",
+    "drift_alarms": "drift alarms: how often the log loss has risen, since the stream began",
+    "drift_feature": "Jensen-Shannon divergence by which a feature had moved at the last drift alarm, from 0 to 1",
     "alignment_over_all": "share of elements whose momentum and gradient have the same sign",
     "alignment_over_touched": "share of elements with a nonzero gradient whose momentum has the same sign",
     "events_a_second": "events per second since the process started or resumed",
@@ -103,8 +105,8 @@ def families(learner: Learner, values: Mapping[str, float] | None = None) -> lis
         name, _, rest = key.partition("/")
         if key == "events/total":
             continue  # the number of labeled events, which is also reported as `labeled`
-        label = "parameter" if name.startswith("alignment") else "scope"
-        gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: rest} if rest else {}, value)
+        label = "parameter" if name.startswith("alignment") else "feature" if name == "drift_feature" else "scope"
+        gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: printable(rest)} if rest else {}, value)
     return [*counters, *gauges.values()]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,21 @@ class LogOptions:
     Args:
         folder: the folder of the log.
         rows: rows per Parquet file.
+        probabilities: computes a column ``probability`` from the scores, such as `Schema.probabilities`, which corrects
+            for downsampled negatives; None for no such column.
     """
 
     folder: Path | str
     rows: int = 50_000
+    probabilities: Callable[[Array], Array] | None = None
 
 
 class PredictionLog:
     """Writes predictions to Parquet files of equal length, in the order in which their labels were resolved.
 
-    Columns: ``id``, ``user`` and ``time`` if the events have them, ``score``, ``label`` (null if dropped) and
-    ``outcome``: ``label`` if a label arrived, ``assumed`` if the event was assumed to be negative after the horizon,
-    ``dropped`` if it was dropped after the horizon.
+    Columns: ``id``, ``user``, ``time`` and ``weight`` if the events have them, ``score``, ``label`` (null if dropped)
+    and ``outcome``: ``label`` if a label arrived, ``assumed`` if the event was assumed to be negative after the
+    horizon, ``dropped`` if it was dropped after the horizon. With `probabilities` also ``probability``.
 
     Files are cut by the number of rows alone, so they do not depend on when checkpoints were written. Old files may be
     moved away, oldest first; the newest complete file must stay, because a resumed run recognizes the log by it.
@@ -56,9 +59,16 @@ class PredictionLog:
         folder: the folder of the log. It must not contain the log of another run.
         rows: rows per file.
         max_buffered: how many rows are held in memory while the disk is full; older rows are lost.
+        probabilities: computes the column ``probability`` from the scores; None for no such column.
     """
 
-    def __init__(self, folder: Path | str, rows: int = 50_000, max_buffered: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        rows: int = 50_000,
+        max_buffered: int = 1_000_000,
+        probabilities: Callable[[Array], Array] | None = None,
+    ) -> None:
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
@@ -66,6 +76,7 @@ class PredictionLog:
         if rows < 1:
             raise ValueError(f"the files of the prediction log need at least 1 row, got {rows}")
         self.folder, self.rows, self.max_buffered = Path(folder), rows, max_buffered
+        self.probabilities = probabilities
         self.folder.mkdir(parents=True, exist_ok=True)
         # A folder with files is accepted only if load_state_dict finds that they belong to this run.
         self._is_ours = not any(self.folder.glob("part-*.parquet"))
@@ -131,8 +142,10 @@ class PredictionLog:
         import pyarrow.parquet as pq
 
         arrays: dict[str, Any] = {
-            name: pa.array(rows[name]) for name in ("id", "user", "time", "score") if name in rows
+            name: pa.array(rows[name]) for name in ("id", "user", "time", "weight", "score") if name in rows
         }
+        if self.probabilities is not None:
+            arrays["probability"] = pa.array(self.probabilities(rows["score"]))
         arrays["label"] = pa.array(rows["label"], mask=np.isnan(rows["label"]))
         arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOME_NAMES))
         schema = pa.schema([pa.field(name, a.type, nullable=name == "label") for name, a in arrays.items()])
