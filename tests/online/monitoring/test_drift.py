@@ -77,7 +77,7 @@ def stream(change: str, count: int = 24_000) -> list[Events]:
 def build(**options: Any) -> Learner:
     torch.manual_seed(0)
     model = models.build("linear", SCHEMA)
-    return Learner(model, CAdam(model.named_parameters(), lr=0.01), LOG_LOSS, drift=DriftMonitor(), **options)
+    return Learner(model, CAdam(model.named_parameters(), lr=0.01), LOG_LOSS, drift=DriftMonitor(block=500), **options)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ MIN_LABELED = 2_000
 """The number of labeled events from which on a model is judged."""
 MIN_STEPS = 200
 """The number of optimizer steps from which on the learning rate can be the cause of a high loss."""
+FEW_STEPS = 50
+"""Fewer optimizer steps than this can be the cause although the loss has reached that of a constant."""
 MAX_LATE = 0.25
 """Late labels matter if they belong to more events than this share of the judged ones."""
 TOLERANCE = 0.02
@@ -54,12 +56,17 @@ class BaselineCheck:
     def _advice(self, learner: Learner, late: LogLoss) -> str:
         """Name likely causes. The learning rate is one of them only if no other is known."""
         causes = []
-        if learner.steps < MIN_STEPS:
+        # A model that has reached the loss of a constant has had enough steps to learn it, unless it started there.
+        has_reached_constant = late.mean <= (1 + TOLERANCE) * late.best_constant
+        if learner.steps < (FEW_STEPS if has_reached_constant else MIN_STEPS):
             causes.append(f"there were only {learner.steps:,} steps; use more events or a smaller --batch-size")
         if self._most_waiting > MAX_LATE * late.count:
             causes.append(
                 f"labels are late: up to {self._most_waiting:,} events waited at once, and were predicted before the "
-                "model had learned from the events before them"
+                "model had learned from the events before them (a shorter --horizon or --early-positives learns sooner)"
+                if learner.join.waits_for_horizon
+                else f"labels are late: up to {self._most_waiting:,} events waited at once, and were predicted before "
+                "the model had learned from the events before them"
             )
         if (unused := learner.pending.counts.late_labels) > MAX_LATE * late.count:
             causes.append(f"{unused:,} labels arrived after --horizon and were not used")

@@ -1,0 +1,61 @@
+"""The advice about a model that is no better than a constant names the actual cause."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cadam.online.metrics.log_loss import LogLoss
+from cadam.online.monitoring.baseline_check import BaselineCheck
+
+LOST, AT_CONSTANT = 1.1, 1.004
+"""The loss in units of the best constant's: far from it, and where a model without useful features ends."""
+
+
+def advise(
+    loss: float, *, steps: int = 1000, waiting: int = 0, late_labels: int = 0, left_out: tuple[str, ...] = ()
+) -> str:
+    """The warning after two reports of 4,000 labeled events each, with a rate of 0.4."""
+    check = BaselineCheck(left_out)
+    half = LogLoss(4000, 1600.0, 0.0, 1600.0, 4000.0)
+    for count in (1, 2):
+        total = LogLoss(*(count * value for value in (4000, 1600.0, 4000 * loss * half.best_constant, 1600.0, 4000.0)))
+        learner: Any = SimpleNamespace(
+            log_loss=total,
+            has_log_loss=True,
+            steps=steps,
+            pending=SimpleNamespace(counts=SimpleNamespace(late_labels=late_labels)),
+            join=SimpleNamespace(waits_for_horizon=True),
+        )
+        learner.pending = type("Pending", (), {"__len__": lambda self: waiting, "counts": learner.pending.counts})()
+        if count == 1:
+            check(learner)
+    return check.warning(learner)
+
+
+@pytest.mark.parametrize(
+    ("cause", "options", "text"),
+    [
+        ("dropped columns", {"loss": AT_CONSTANT, "steps": 157, "left_out": ("code",)}, "columns were left out: code"),
+        ("late labels", {"loss": AT_CONSTANT, "steps": 94, "waiting": 16_000}, "labels are late: up to 16,000"),
+        (
+            "labels after the horizon",
+            {"loss": AT_CONSTANT, "late_labels": 3000},
+            "3,000 labels arrived after --horizon",
+        ),
+        ("too few steps", {"loss": LOST, "steps": 100}, "there were only 100 steps"),
+        ("hardly any step", {"loss": AT_CONSTANT, "steps": 6}, "there were only 6 steps"),
+    ],
+)
+def test_the_cause_is_named_and_no_other(cause: str, options: dict[str, Any], text: str) -> None:
+    warning = advise(**options)
+    assert f"Possible causes: {text}" in warning, cause
+    assert "--lr" not in warning
+    assert warning.count(";") <= 1  # one cause, whose advice may follow a semicolon
+
+
+def test_the_learning_rate_is_named_if_nothing_else_is_known() -> None:
+    assert "Try a lower --lr" in advise(LOST)
+    assert advise(0.9) == ""
