@@ -1,4 +1,4 @@
-"""Purchases that become known about a day late: is the predicted rate right on every day?
+"""Compares the predicted with the real rate of purchases that become known about a day late.
 
     python benchmarks/late_labels.py [--days 42] [--a-day 20000] [--horizon 5] [--optimizer CAdam] [--seeds 3]
 
@@ -50,7 +50,7 @@ class Purchases:
     user: Array
     bought: Array
     arrival: Array
-    """When each purchase becomes known; infinite for events without a purchase."""
+    """The time at which each purchase becomes known; infinite for events without a purchase."""
 
     @classmethod
     def simulate(cls, days: int, a_day: int, seed: int) -> Purchases:

@@ -19,7 +19,7 @@ def test_the_weights_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0.04, 0.3, 0.7])
 def test_the_expected_gradient_is_zero_at_the_real_rate_only(rate: float) -> None:
-    """Of n events, all are learned as negatives, and n * rate of them also as positives."""
+    """All events are learned as negatives, and a share of them, the rate, also as positives."""
     count = 1000
     labels = torch.cat([torch.zeros(count), torch.ones(round(count * rate))]).double()
 

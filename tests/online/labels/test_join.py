@@ -155,7 +155,7 @@ def stream(dice: random.Random) -> list[Batch]:
 
 
 def joined(batches: list[Batch], options: LabelOptions) -> tuple[list[Resolved], LabelJoin]:
-    """What `LabelJoin` yields for a stream."""
+    """Return everything that `LabelJoin` yields for a stream, and the join."""
     join, resolved = LabelJoin(options), list[Resolved]()
     for events, labels in batches:
         if events:

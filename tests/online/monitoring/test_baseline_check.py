@@ -21,7 +21,8 @@ def advise(
     check = BaselineCheck(left_out)
     half = LogLoss(4000, 1600.0, 0.0, 1600.0, 4000.0)
     for count in (1, 2):
-        total = LogLoss(*(count * value for value in (4000, 1600.0, 4000 * loss * half.best_constant, 1600.0, 4000.0)))
+        positives, events = 1600.0 * count, 4000 * count
+        total = LogLoss(events, positives, events * loss * half.best_constant, positives, float(events))
         learner: Any = SimpleNamespace(
             log_loss=total,
             has_log_loss=True,

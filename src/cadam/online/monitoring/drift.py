@@ -43,7 +43,7 @@ BUCKETS = 32
 COUNTED_BLOCKS, SAMPLE = 4, 256
 """Features are counted in every fourth block, and of up to this many events, because counting takes time."""
 NAMED_FEATURES = 3
-"""How many features an alarm names."""
+"""The number of features that an alarm names."""
 MIN_DIVERGENCE = 0.01
 """Smaller divergences of a feature are within the noise of its histogram."""
 
