@@ -372,8 +372,8 @@ def test_a_model_that_is_no_better_than_a_constant_is_reported_with_advice(rate:
 
 def test_unpredictable_labels_are_not_blamed_on_the_learning_rate() -> None:
     check = BaselineCheck()
-    check._first_half = LogLoss(2000, 500, 1125.0, 500)
-    late = LogLoss(2000, 500, 1126.0, 500)
+    check._first_half = LogLoss(2000, 500, 1125.0, 500, weight=2000)
+    late = LogLoss(2000, 500, 1126.0, 500, weight=2000)
     assert "features may not contain" in check._rate_advice(late)
 
 
