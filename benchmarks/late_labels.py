@@ -145,7 +145,7 @@ def run(
         scores[events.ids] = result[0]
         return result
 
-    learner._predict_batch = recording  # type: ignore[method-assign]
+    learner._predict_batch = recording  # type: ignore[method-assign, assignment]
     for batch in stream.batches(size, is_late=way != "joined"):
         learner.process(batch)
     day = (stream.time // DAY).astype(int)
