@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, Unrea
 from .base import ColumnNames, Source, check_batch_size, check_state
 from .column_watch import ColumnWatch
 from .partitions import partition_values, read_partition, sample_partitions, time_order
+from .prefetch import prefetch
 from .records import list_duplicates
 from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
@@ -181,7 +182,7 @@ class ParquetSource(Source):
     def _read_file(self, path: Path) -> Iterator[Batch | None]:
         """Yield the remaining batches of a file, and then move the position to the next file."""
         try:
-            for batches in self._read_chunks(path):
+            for batches in prefetch(self._read_chunks(path)):
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch
@@ -206,8 +207,11 @@ class ParquetSource(Source):
         self.done[self.queue.pop(0)] = self._opened
         self.chunk = self.batch = 0
 
-    def _read_chunks(self, path: Path) -> Iterator[list[Batch]]:
-        """Yield the batches of each chunk, beginning with the chunk of the current position."""
+    def _read_chunks(self, path: Path) -> Generator[list[Batch]]:
+        """Yield the batches of each chunk, beginning with the chunk of the current position.
+
+        The position is read before the first chunk only, because the later ones are read in a second thread.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 

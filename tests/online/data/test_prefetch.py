@@ -1,0 +1,110 @@
+"""Items that a second thread computes: their order, errors, and the end of the thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cadam.online import Batch, ParquetSource, Schema
+from cadam.online.data.sources.parquet import CHUNK_BATCHES
+from cadam.online.data.sources.prefetch import prefetch
+
+SCHEMA = Schema({"x": "number"}, label="y")
+
+
+class Items:
+    """Counts up to `count`, then raises `error` if there is one, and notes what happened."""
+
+    def __init__(self, count: int, error: Exception | None = None) -> None:
+        self.count, self.error = count, error
+        self.computed, self.threads, self.is_closed = 0, set[threading.Thread](), False
+        self.has_computed = threading.Semaphore(0)
+
+    def compute(self) -> Generator[int]:
+        try:
+            for number in range(self.count):
+                self.threads.add(threading.current_thread())
+                self.computed += 1
+                self.has_computed.release()
+                yield number
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.is_closed = True
+
+    def check_ended(self) -> None:
+        assert self.is_closed
+        assert not any(thread.is_alive() for thread in self.threads)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_items_come_in_order_from_another_thread(count: int, ahead: int) -> None:
+    items = Items(count)
+    assert list(prefetch(items.compute(), ahead)) == list(range(count))
+    assert threading.current_thread() not in items.threads
+    items.check_ended()
+
+
+def test_the_thread_is_ahead_of_the_consumer_by_a_fixed_number_of_items() -> None:
+    items = Items(100)
+    iterator = iter(prefetch(items.compute(), ahead=2))
+    assert next(iterator) == 0
+    for _ in range(4):  # the item that was consumed, two that wait, and one that the thread wants to add
+        assert items.has_computed.acquire(timeout=60)
+    assert not items.has_computed.acquire(timeout=0.05)
+    assert items.computed == 4
+    iterator.close()  # type: ignore[attr-defined]
+    items.check_ended()
+
+
+def test_an_error_is_raised_after_the_items_before_it() -> None:
+    items = Items(3, OSError("unreadable"))
+    seen = []
+    with pytest.raises(OSError, match="unreadable"):  # noqa: PT012
+        for item in prefetch(items.compute()):
+            seen.append(item)
+    assert seen == [0, 1, 2]
+    items.check_ended()
+
+
+def test_an_error_of_the_consumer_ends_the_thread() -> None:
+    items = Items(1000)
+
+    def consume() -> None:
+        for item in prefetch(items.compute()):
+            if item == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    items.check_ended()
+    assert items.computed < 10
+
+
+def test_the_position_is_that_of_the_batches_that_were_consumed(tmp_path: Path) -> None:
+    """A second thread has read the next chunk, but a source that continues from the position does not skip it."""
+    rows = 2 * 4 * CHUNK_BATCHES + 3
+    pq.write_table(pa.table({"x": np.arange(rows, dtype=float), "y": np.zeros(rows)}), tmp_path / "x.parquet")
+    for consumed in (0, 1, CHUNK_BATCHES - 1, CHUNK_BATCHES, CHUNK_BATCHES + 1, 2 * CHUNK_BATCHES):
+        source = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
+        batches = iter(source)
+        for _ in range(consumed):
+            next(batches)
+        resumed = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
+        resumed.load_state_dict(source.state_dict())
+        rest = [batch for batch in resumed if isinstance(batch, Batch)]
+        values = np.concatenate([batch.events.features["x"] for batch in rest if batch.events is not None])
+        np.testing.assert_array_equal(values, np.arange(4 * consumed, rows))
+        batches.close()  # type: ignore[attr-defined]
+        again = next(iter(source))  # this source continues at its position, too
+        assert isinstance(again, Batch)
+        assert again.events is not None
+        assert again.events.features["x"][0] == 4 * consumed
+    assert not any(thread.name == "cadam prefetch" for thread in threading.enumerate())
