@@ -148,7 +148,8 @@ def _declare(c: ctypes.CDLL) -> Library:
     c.cadam_memory_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
-    for function in (c.cadam_learn_per_event, c.cadam_score_events, c.cadam_inputs_forward, c.cadam_inputs_backward):
+    on_batches = (c.cadam_inputs_forward, c.cadam_inputs_add_numbers, c.cadam_inputs_backward)
+    for function in (c.cadam_learn_per_event, c.cadam_score_events, *on_batches):
         function.argtypes, function.restype = [pointer, pointer], number
     for function in (c.cadam_split_lines, c.cadam_read_values):
         function.argtypes, function.restype = [pointer], None

@@ -34,6 +34,7 @@ from ..optim.alignment import Ratio
 from ..printable import printable
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
+from .fused_step import FusedStep, create_training_step
 from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
@@ -52,7 +53,7 @@ from .persistence.prediction_log import LogOptions, PredictionLog
 from .persistence.random_state import get_random_state, set_random_state
 from .persistence.reject_file import RejectFile, Rejections
 from .persistence.warm_start import Saved, warm_start
-from .training_step import Loss, TrainingStep
+from .training_step import Loss
 
 __all__ = ["Batches", "Learner", "Loss"]
 
@@ -136,7 +137,7 @@ class Learner:
         if labels.early_positives and loss is not LOG_LOSS:
             raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
         training_loss = fake_negative_weighted_loss if labels.early_positives else loss
-        self.training = TrainingStep(model, optimizer, training_loss)
+        self.training = create_training_step(model, optimizer, training_loss)
         self.per_event: PerEventTraining | str | None = None
         """Compiled per-event training, the reason why torch is used instead, or None for training in batches."""
         self.join = LabelJoin(labels)
@@ -604,6 +605,8 @@ class Learner:
     def training_mode(self) -> str:
         """A description of how the model is trained, and of the reason if compiled code is not used."""
         if self.per_event is None:
+            if isinstance(self.training, FusedStep) and self.training.find_unsupported() is None:
+                return "in batches, with a fused training step"
             layers = [module for module in self.model.modules() if isinstance(module, Inputs)]
             reasons = [reason for layer in layers if (reason := layer.find_uncompiled()) is not None]
             if layers and not reasons:

@@ -77,7 +77,7 @@ class TrainingStep:
 
     def predict(self, features: Columns, count: int) -> Array:
         """Compute the scores of `count` events. Errors of the model are not caught."""
-        _set_mode(self.model, training=False)
+        set_mode(self.model, training=False)
         with torch.no_grad():
             scores: Array = self._forward(features, count).cpu().numpy()
             return scores
@@ -219,7 +219,7 @@ class TrainingStep:
         return self._to_tensors({"label": columns["label"]})["label"]
 
     def _training_forward(self, columns: Columns) -> Tensor:
-        _set_mode(self.model, training=True)
+        set_mode(self.model, training=True)
         self.optimizer.zero_grad()
         return self._forward(select_features(columns), len(columns["label"]))
 
@@ -292,7 +292,7 @@ def _as_writable(values: Array) -> Array:
     return values if values.flags.writeable and values.flags.c_contiguous else np.array(values, order="C")
 
 
-def _set_mode(module: nn.Module, training: bool) -> None:
+def set_mode(module: nn.Module, training: bool) -> None:
     """Do the same as `module.train(training)`, which is slow because nn.Module intercepts every attribute."""
     if type(module).train is not nn.Module.train or "train" in module.__dict__:
         module.train(training)  # the module has its own implementation of `train`
@@ -300,7 +300,7 @@ def _set_mode(module: nn.Module, training: bool) -> None:
     module.__dict__["training"] = training
     for child in module._modules.values():
         if child is not None:
-            _set_mode(child, training)
+            set_mode(child, training)
 
 
 def _is_finite(value: Tensor) -> bool:

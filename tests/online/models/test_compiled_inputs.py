@@ -197,7 +197,7 @@ def test_what_the_compiled_code_does_not_support_is_computed_by_torch_and_named(
     def mode(model: nn.Module) -> str:
         return Learner(model, CAdam(model.named_parameters()), LOG_LOSS).training_mode
 
-    assert mode(build("deepfm")) == "in batches, with a compiled input layer"
+    assert mode(build("deepfm")) == "in batches, with a fused training step"
     assert "bfloat16" in mode(build("mlp", torch.bfloat16))
     assert "sample" in mode(build("deepfm").float())
     frozen = build("deepfm")

@@ -118,6 +118,12 @@ static int update_samples(const input_layer *m, const input_batch *b)
 #define NAMED(name) name##_f64
 #include "batch_inputs_kernels.h"
 
+/* Add the numbers of a batch to the samples. Returns -1 when done, -2 if memory ran out; then the samples are unchanged. */
+EXPORT int64_t cadam_inputs_add_numbers(const input_layer *m, const input_batch *b)
+{
+    return !m->numbers || update_samples(m, b) ? -1 : -2;
+}
+
 /* Compute the embeddings and the terms of a batch. In training mode, the numbers of the batch are added to the samples
  * afterwards. Returns -1 when done, -2 if memory ran out, or 0 if an id is not a row of its feature; in the latter two cases
  * the samples are unchanged. */
@@ -131,7 +137,7 @@ EXPORT int64_t cadam_inputs_forward(const input_layer *m, const input_batch *b)
         write_numbers_f64(m, b);
     else
         write_numbers_f32(m, b);
-    if (b->is_training && m->numbers && !update_samples(m, b))
+    if (b->is_training && cadam_inputs_add_numbers(m, b) != -1)
         return -2;
     if (m->dtype == F64)
         forward_f64(m, b);

@@ -6,7 +6,7 @@ that optimizers, hooks and DistributedDataParallel work as with `torch.nn.Embedd
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -47,12 +47,12 @@ class CompiledInputs:
     def __init__(self, inputs: Inputs, constants: Mapping[str, int]) -> None:
         self.library = package_library().c
         id_features = [*inputs.single_ids, *inputs.id_lists]
-        self._features = [
+        self.features: list[tuple[str, tuple[int, ...], torch.dtype]] = [
             (name, (inputs.lengths[name],) if inputs.lengths[name] else (), dtype)
             for names, dtype in ((id_features, torch.int64), (inputs.numbers, torch.float64))
             for name in names
         ]
-        lengths = [inputs.lengths[name] or 1 for name, _, _ in self._features]
+        lengths = [inputs.lengths[name] or 1 for name, _, _ in self.features]
         arrays = {
             "lengths": lengths,
             "is_list": [name in inputs.id_lists for name in id_features],
@@ -109,7 +109,7 @@ class CompiledInputs:
         columns = self._columns(features)
         if columns is None:
             return None
-        batch = _Batch(self, inputs, columns)
+        batch = InputBatch(self, inputs, columns, inputs.normalizer.training)
         if batch.call(self.library.cadam_inputs_forward) != DONE:
             return None
         if torch.is_grad_enabled() and inputs.bias.requires_grad:
@@ -120,8 +120,8 @@ class CompiledInputs:
     def _columns(self, features: Mapping[str, Tensor]) -> list[Tensor] | None:
         """Return the features in the order of the kernel, or None if one has another type or shape than expected."""
         columns: list[Tensor] = []
-        count = features[self._features[0][0]].shape[0]
-        for name, shape, dtype in self._features:
+        count = features[self.features[0][0]].shape[0]
+        for name, shape, dtype in self.features:
             column = features[name]
             if column.dtype == torch.float32 and dtype == torch.float64:
                 column = column.double()
@@ -133,10 +133,17 @@ class CompiledInputs:
         return columns
 
 
-class _Batch:
-    """The tensors of one batch, and the C structs that point to them."""
+class InputBatch:
+    """The tensors of one batch, and the C structs that point to them.
 
-    def __init__(self, compiled: CompiledInputs, inputs: Inputs, columns: list[Tensor]) -> None:
+    Args:
+        compiled: the compiled code of the layer.
+        inputs: the layer.
+        columns: the features, in the order of `CompiledInputs.features`.
+        is_training: whether the forward pass adds the numbers of the batch to the samples of the normalizer.
+    """
+
+    def __init__(self, compiled: CompiledInputs, inputs: Inputs, columns: Sequence[Tensor], is_training: bool) -> None:
         self.compiled, self.columns, self.count = compiled, columns, len(columns[0])
         self.params = [_weight(getattr(inputs, name)) for name in PARAMETERS]
         self.dtype, self.width = inputs.bias.dtype, inputs.width
@@ -147,7 +154,7 @@ class _Batch:
         self.layer["count"] = inputs.normalizer.count.data_ptr()
         self.layer["sample"] = inputs.normalizer.sample.data_ptr()
         self.record: Records = np.zeros((), INPUT_BATCH)
-        self.record["n"], self.record["is_training"] = self.count, inputs.normalizer.training
+        self.record["n"], self.record["is_training"] = self.count, is_training
         self.addresses = np.array([column.data_ptr() for column in columns], np.int64)
         self.record["columns"] = self.addresses.ctypes.data
         entries, numbers = compiled.entries, compiled.numbers
@@ -173,9 +180,17 @@ class _Batch:
 
     def compute_gradients(self, embedded_grads: Tensor | None, term_grads: Tensor | None) -> list[Tensor | None]:
         """Compute the gradients of the parameters from those of the outputs; None means zero."""
-        given = {"embedded_grads": embedded_grads, "term_grads": term_grads}
-        given = {name: None if grad is None else grad.contiguous() for name, grad in given.items()}
-        for name, grad in given.items():
+        given = [None if grad is None else grad.contiguous() for grad in (embedded_grads, term_grads)]
+        grads = self.new_gradients(*given)
+        self.call(self.compiled.library.cadam_inputs_backward)
+        return grads
+
+    def new_gradients(self, embedded_grads: Tensor | None, term_grads: Tensor | None) -> list[Tensor | None]:
+        """Return tensors for the gradients of the parameters. The backward pass computes them from those given here.
+
+        All gradients must be contiguous, and those of the outputs must exist until the backward pass.
+        """
+        for name, grad in (("embedded_grads", embedded_grads), ("term_grads", term_grads)):
             self.record[name] = 0 if grad is None else grad.data_ptr()
         ids = self.rows.view(1, -1)
         grads: list[Tensor | None] = []
@@ -187,7 +202,6 @@ class _Batch:
                 grads.append(torch.sparse_coo_tensor(ids, values, param.shape, check_invariants=False))
             else:
                 grads.append(self._new(name, *param.shape))
-        self.call(self.compiled.library.cadam_inputs_backward)
         return grads
 
 
@@ -195,7 +209,7 @@ class _InputFunction(torch.autograd.Function):
     """Connects a batch to autograd: from the parameters to the embeddings and terms that were computed from them."""
 
     @staticmethod
-    def forward(ctx: Any, batch: _Batch, *params: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, batch: InputBatch, *params: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.batch = batch
         ctx.save_for_backward(batch.embedded)
         ctx.set_materialize_grads(False)

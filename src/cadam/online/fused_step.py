@@ -1,0 +1,264 @@
+"""The training step of the ready-made models on the CPU, without autograd.
+
+The input layer is compiled code (native/src/batch_inputs.c), matrix products are torch's, and all tensors of a batch,
+also its gradients, are allocated once for each batch size. The optimizer is called as usual. The operations, and thus
+all weights, are the same as those of `TrainingStep`, which processes every batch that is not supported.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data.events import FEATURE_PREFIX, Array, Columns
+from .models.compiled_inputs import DONE, HOOKS, CompiledInputs, InputBatch, compiled_inputs
+from .models.inputs import KERNEL_CONSTANTS, Inputs
+from .models.model_file import LOG_LOSS
+from .models.networks import FM, MLP, DeepFM, Linear
+from .training_step import Loss, TrainingStep, set_mode
+
+MODELS = (Linear, FM, MLP, DeepFM)
+"""The models that are supported, without their subclasses."""
+MAX_SIZES = 8
+"""The number of batch sizes for which tensors are kept."""
+_FORWARD = {kind: kind.forward for kind in (*MODELS, Inputs)}
+
+
+def create_training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> TrainingStep:
+    """Return the fastest implementation of the training step for a model, an optimizer and a loss."""
+    kind = FusedStep if type(model) in MODELS and loss is LOG_LOSS else TrainingStep
+    return kind(model, optimizer, loss)
+
+
+class FusedStep(TrainingStep):
+    """Learns batches of labeled events without autograd, where model and optimizer allow it."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> None:
+        super().__init__(model, optimizer, loss)
+        assert isinstance(model, Linear)
+        self._layout: _Layout | None = None
+        self._passes: dict[int, FusedPass] = {}
+
+    def learn(self, columns: Columns) -> Array | None:
+        """Compute the scores of labeled events, then take one optimizer step, as described in `TrainingStep.learn`."""
+        if not self.has_single_pass:
+            return None
+        count = len(columns["label"])
+        fused = self._find_pass(count) if count else None
+        scores = None if fused is None else fused.forward(columns)
+        if fused is None or scores is None:
+            return super().learn(columns)
+        fused.backward(self._labels(columns))
+        self.optimizer.step()
+        self.count_steps(1, count)
+        return scores
+
+    def find_unsupported(self) -> str | None:
+        """Return why batches are processed by autograd in the present state of model and optimizer, or None."""
+        assert isinstance(self.model, Linear)
+        layout = _Layout(self.model, self.optimizer)
+        return layout.find_unsupported(self.model) or self._find_unsupported_optimizer(layout)
+
+    def _find_unsupported_optimizer(self, layout: _Layout) -> str | None:
+        if type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+            return "the optimizer has its own zero_grad"
+        optimized = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
+        return (
+            None
+            if optimized == {id(param) for param in layout.params}
+            else ("the optimizer does not have exactly the parameters of the model")
+        )
+
+    def _find_pass(self, count: int) -> FusedPass | None:
+        """Return the pass for a batch size, or None if batches are processed by autograd."""
+        assert isinstance(self.model, Linear)
+        if self._layout is None or not self._layout.is_unchanged(self.model, self.optimizer):
+            self._passes.clear()
+            self._layout = None
+            if self.find_unsupported() is not None:
+                return None
+            self._layout = _Layout(self.model, self.optimizer)
+        fused = self._passes.get(count)
+        if fused is None:
+            if len(self._passes) == MAX_SIZES:
+                self._passes.clear()
+            compiled = compiled_inputs(self.model.inputs, KERNEL_CONSTANTS)
+            assert isinstance(compiled, CompiledInputs)
+            fused = self._passes[count] = FusedPass(self.model, compiled, count)
+        if not self.model.training:
+            set_mode(self.model, training=True)
+        return fused
+
+
+class _Layout:
+    """The modules and parameters of a model, and where they are in memory.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+    """
+
+    def __init__(self, model: Linear, optimizer: torch.optim.Optimizer) -> None:
+        self.modules = list(model.modules())
+        self.params = list(model.parameters())
+        self.owners = [
+            (entries, name, value)
+            for module in self.modules
+            for entries in (module._modules, module._parameters, module._buffers)
+            for name, value in entries.items()
+        ]
+        self.hooks = [vars(module)[kind] for module in self.modules for kind in HOOKS]
+        self.groups = [len(group["params"]) for group in optimizer.param_groups]
+        self.addresses = self._addresses(model)
+
+    def _addresses(self, model: Linear) -> list[Any]:
+        normalizer = model.inputs.normalizer
+        tensors = (*self.params, normalizer.count, normalizer.sample)
+        return [(tensor.data_ptr(), tensor.requires_grad, tensor.dtype) for tensor in tensors]
+
+    def is_unchanged(self, model: Linear, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether nothing has changed on which the support of model and optimizer depends."""
+        return (
+            all(entries.get(name) is value for entries, name, value in self.owners)
+            and not self._has_hooks()
+            and self._addresses(model) == self.addresses
+            and [len(group["params"]) for group in optimizer.param_groups] == self.groups
+            and all(kind.forward is forward for kind, forward in _FORWARD.items())
+        )
+
+    def _has_hooks(self) -> bool:
+        return (
+            any(self.hooks)
+            or any(param._backward_hooks or param._post_accumulate_grad_hooks for param in self.params)
+            or torch.is_autocast_enabled("cpu")
+            or not torch.is_grad_enabled()
+            or bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+        )
+
+    def find_unsupported(self, model: Linear) -> str | None:
+        """Return what is not supported about a model, or None."""
+        if (reason := model.inputs.find_uncompiled()) is not None:
+            return reason
+        if self._has_hooks() or any("forward" in vars(module) for module in self.modules):
+            return "the model or a parameter has hooks or another forward, or autocast is on"
+        if any(kind.forward is not forward for kind, forward in _FORWARD.items()):
+            return "the forward of a ready-made model has been replaced"
+        if not all(param.requires_grad and param.is_contiguous() for param in self.params):
+            return "a parameter is frozen or not contiguous"
+        if len({param.dtype for param in self.params}) != 1:
+            return "the parameters differ in their dtype"
+        layers = list(model.deep) if isinstance(model, MLP) else []
+        expected = [nn.ReLU if index % 2 else nn.Linear for index in range(len(layers))]
+        if isinstance(model, MLP) and ([type(layer) for layer in layers] != expected or len(layers) % 2 == 0):
+            return "the hidden layers are not linear layers with ReLU between them"
+        if any(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
+            return "a hidden layer has no bias"
+        return None
+
+
+class FusedPass:
+    """The tensors of one batch size, and the forward and the backward pass that use them.
+
+    Args:
+        model: a model that is supported.
+        compiled: the compiled code of its input layer.
+        count: the number of events of a batch.
+    """
+
+    def __init__(self, model: Linear, compiled: CompiledInputs, count: int) -> None:
+        self.count, self.library = count, compiled.library
+        self.names = [FEATURE_PREFIX + name for name, _, _ in compiled.features]
+        self.shapes = [(count, *shape) for _, shape, _ in compiled.features]
+        sizes = [count * int(np.prod(shape)) for _, shape, _ in compiled.features]
+        self.ids = sum(dtype == torch.int64 for _, _, dtype in compiled.features)
+        """The number of features with ids. The others are numbers."""
+        parts = sizes[: self.ids], sizes[self.ids :]
+        self.staged = np.empty(sum(parts[0]), np.int64), np.empty(sum(parts[1]), np.float64)
+        split = [
+            x
+            for staged, part in zip(self.staged, parts, strict=True)
+            for x in torch.split(torch.from_numpy(staged), part)
+        ]
+        columns = [x.view(shape) for x, shape in zip(split, self.shapes, strict=True)]
+        self.batch = InputBatch(compiled, model.inputs, columns, is_training=False)
+        dtype = self.batch.dtype
+        layers = [layer for layer in model.deep if isinstance(layer, nn.Linear)] if isinstance(model, MLP) else []
+        self.weights, self.biases = [x.weight.detach() for x in layers], [x.bias.detach() for x in layers]
+        inputs = self.batch.embedded.view(count, -1)
+        self.outputs = [inputs, *(inputs.new_empty(count, len(weight)) for weight in self.weights)]
+        """The embeddings, and the output of each layer, from the second on after its ReLU."""
+        self.output_grads = [torch.empty_like(output) for output in self.outputs] if layers else []
+        self.scores, self.errors = torch.empty(count), torch.empty(count)
+        self.term_grads = self.errors if dtype == torch.float32 else torch.empty(count, dtype=dtype)
+        embedded_grads = self.output_grads[0] if layers else None
+        input_grads = self.batch.new_gradients(embedded_grads, self.term_grads)
+        self.weight_grads = [torch.empty_like(weight) for weight in self.weights]
+        self.bias_grads = [torch.empty_like(bias) for bias in self.biases]
+        deep = [(x.weight, grad) for x, grad in zip(layers, self.weight_grads, strict=True)]
+        deep += [(x.bias, grad) for x, grad in zip(layers, self.bias_grads, strict=True)]
+        self.grads: list[tuple[Tensor, Tensor]] = [
+            *(
+                (param, grad)
+                for param, grad in zip(self.batch.params, input_grads, strict=True)
+                if param is not None and grad is not None
+            ),
+            *deep,
+        ]
+        """Each parameter and its gradient."""
+
+    def forward(self, columns: Columns) -> Array | None:
+        """Return the scores of a batch, or None if it is not supported. Then nothing has changed.
+
+        Batches are not supported if a feature has an unexpected type or shape, or if a score is not finite.
+        """
+        values = [columns[name] for name in self.names if name in columns]
+        if [value.shape for value in values] != self.shapes:
+            return None
+        flat = [value if value.ndim == 1 else value.reshape(-1) for value in values]
+        try:
+            for staged, arrays in zip(self.staged, (flat[: self.ids], flat[self.ids :]), strict=True):
+                if arrays:
+                    np.concatenate(arrays, out=staged, casting="equiv")
+        except TypeError:
+            return None
+        if self.batch.call(self.library.cadam_inputs_forward) != DONE:
+            return None
+        total = self.batch.terms
+        with torch.no_grad():
+            for layer, (x, y) in enumerate(pairwise(self.outputs)):
+                torch.addmm(self.biases[layer], x, self.weights[layer].t(), out=y)
+                if layer < len(self.weights) - 1:
+                    y.relu_()
+            if self.weights:
+                total = total + self.outputs[-1].squeeze(1)
+            scores: Array = self.scores.copy_(total).numpy().copy()
+        if not np.isfinite(scores).all():
+            return None
+        if self.batch.call(self.library.cadam_inputs_add_numbers) != DONE:
+            return None
+        return scores
+
+    def backward(self, labels: Tensor) -> None:
+        """Compute the gradients of the mean log loss of the batch, and assign them to the parameters."""
+        with torch.no_grad():
+            torch.sigmoid(self.scores, out=self.errors)
+            self.errors.sub_(labels).div_(self.count)
+            if self.term_grads is not self.errors:
+                self.term_grads.copy_(self.errors)
+            if self.weights:
+                self.output_grads[-1].copy_(self.term_grads.unsqueeze(1))
+            for layer in reversed(range(len(self.weights))):
+                grad = self.output_grads[layer + 1]
+                torch.mm(grad.t(), self.outputs[layer], out=self.weight_grads[layer])
+                torch.sum(grad, 0, out=self.bias_grads[layer])
+                torch.mm(grad, self.weights[layer], out=self.output_grads[layer])
+                if layer:
+                    previous = self.output_grads[layer]
+                    torch.ops.aten.threshold_backward.grad_input(previous, self.outputs[layer], 0, grad_input=previous)
+        self.batch.call(self.library.cadam_inputs_backward)
+        for param, grad in self.grads:
+            param.grad = grad

@@ -1,0 +1,196 @@
+"""The fused training step computes the same as autograd, and leaves to autograd what it does not support."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cadam import CAdam
+from cadam.online import Events, Learner, models
+from cadam.online.fused_step import MODELS, FusedStep, create_training_step
+from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.models.networks import DeepFM
+from cadam.online.training_step import TrainingStep
+from tests.online.models.test_compiled_inputs import build, features
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+NAMES = [name for name, kind in models.MODELS.items() if kind in MODELS]
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    """Use one thread, as the command line does: in small operations threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def columns(count: int, seed: int, **changes: Any) -> dict[str, np.ndarray]:
+    labels = np.random.default_rng(1000 + seed).random(count) < 0.3
+    return Events({**features(count, seed), **changes}, labels=labels).columns()
+
+
+def both_steps(name: str, dtype: torch.dtype = torch.float32, lr: float = 0.01) -> tuple[FusedStep, TrainingStep]:
+    """Return the fused and the generic step of equal models."""
+    model = build(name, dtype)
+    reference = copy.deepcopy(model)
+    fused = create_training_step(model, CAdam(model.named_parameters(), lr=lr), LOG_LOSS)
+    assert isinstance(fused, FusedStep)
+    assert fused.find_unsupported() is None
+    return fused, TrainingStep(reference, CAdam(reference.named_parameters(), lr=lr), LOG_LOSS)
+
+
+def state(step: TrainingStep) -> dict[str, torch.Tensor]:
+    return {**step.model.state_dict(), **{f"grad {n}": p.grad for n, p in step.model.named_parameters()}}
+
+
+def is_fused(step: FusedStep) -> bool:
+    """Whether the last batch was learned without autograd."""
+    return any(dict(fused.grads).get(p) is p.grad for fused in step._passes.values() for p in step.model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_from_the_same_state_agrees_to_rounding(name: str) -> None:
+    fused, generic = both_steps(name)
+    for seed, count in enumerate((64, 1, 33, 64)):
+        generic.model.load_state_dict(fused.model.state_dict())
+        generic.optimizer.load_state_dict(copy.deepcopy(fused.optimizer.state_dict()))
+        batch = columns(count, seed)
+        scores, expected = fused.learn(batch), generic.learn(batch)
+        assert is_fused(fused)
+        assert scores is not None
+        assert expected is not None
+        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
+        for key, value in state(generic).items():
+            mine = state(fused)[key]
+            if value.is_sparse:
+                mine, value = mine.to_dense(), value.to_dense()
+            torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize(("name", "steps"), [(name, 1000 if name == "deepfm" else 100) for name in NAMES])
+def test_steps_in_float64_agree(name: str, steps: int) -> None:
+    fused, generic = both_steps(name, torch.float64)
+    for seed in range(steps):
+        batch = columns(16, seed)
+        scores, expected = fused.learn(batch), generic.learn(batch)
+        assert scores is not None
+        assert expected is not None
+        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)  # scores are float32
+    assert is_fused(fused)
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-9, atol=1e-9, msg=key)
+
+
+def test_the_log_loss_over_a_thousand_steps_agrees() -> None:
+    losses = []
+    for step in both_steps("deepfm"):
+        total = 0.0
+        for seed in range(1000):
+            batch = columns(16, seed)
+            scores = step.learn(batch)
+            assert scores is not None
+            total += float(LOG_LOSS(torch.from_numpy(scores), torch.from_numpy(batch["label"])))
+        losses.append(total)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def freeze(step: FusedStep) -> None:
+    step.model.inputs.bias.requires_grad_(False)  # type: ignore[union-attr]
+
+
+def add_module_hook(step: FusedStep) -> None:
+    step.model.get_submodule("deep.0").register_forward_hook(lambda *_: None)
+
+
+def add_parameter_hook(step: FusedStep) -> None:
+    next(step.model.parameters()).register_hook(lambda grad: 2 * grad)
+
+
+def replace_layer(step: FusedStep) -> None:
+    step.model.get_submodule("deep")._modules["1"] = nn.Tanh()
+
+
+def add_group(step: FusedStep) -> None:
+    step.optimizer.add_param_group({"params": [("other", nn.Parameter(torch.zeros(1)))]})
+
+
+@pytest.mark.parametrize("change", [freeze, add_module_hook, add_parameter_hook, replace_layer, add_group])
+def test_changes_between_batches_are_noticed(change: Callable[[FusedStep], None]) -> None:
+    fused, generic = both_steps("deepfm")
+    for step in (fused, generic):
+        step.learn(columns(32, 0))
+        change(step)  # type: ignore[arg-type]
+        for param in step.model.parameters():
+            param.grad = None
+        step.learn(columns(32, 1))
+    assert fused.find_unsupported() is not None
+    assert not is_fused(fused)
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+def test_a_parameter_that_moves_in_memory_is_noticed() -> None:
+    fused, generic = both_steps("deepfm")
+    for step in (fused, generic):
+        step.learn(columns(32, 0))
+        for param in step.model.parameters():
+            param.data = param.data.clone()
+        step.learn(columns(32, 1))
+    assert is_fused(fused)
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": np.full(32, 10**6)},  # not a row of the table
+        {"user": np.full(32, -1)},
+        {"price": np.full(32, np.inf)},  # the score is not finite
+    ],
+)
+def test_a_batch_with_a_bad_event_changes_nothing(changes: dict[str, np.ndarray]) -> None:
+    fused, _ = both_steps("deepfm")
+    fused.learn(columns(32, 0))
+    before = {key: value.clone() for key, value in fused.model.state_dict().items()}
+    assert fused.learn(columns(32, 1, **changes)) is None
+    for key, value in fused.model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_features_of_other_types_are_learned_by_autograd() -> None:
+    fused, generic = both_steps("deepfm")
+    for step in (fused, generic):
+        for changes in ({"user": np.arange(32, dtype=np.int32)}, {"age": np.arange(32)}):
+            assert step.learn(columns(32, 1, **changes)) is not None
+    for key, value in generic.model.state_dict().items():
+        assert torch.equal(fused.model.state_dict()[key], value), key
+
+
+def test_only_ready_made_models_with_the_log_loss_are_fused() -> None:
+    class Changed(DeepFM):
+        pass
+
+    model = build("deepfm")
+    optimizer = CAdam(model.parameters())
+    assert type(create_training_step(model, optimizer, nn.MSELoss())) is TrainingStep
+    assert type(create_training_step(build("dcn"), optimizer, LOG_LOSS)) is TrainingStep
+    model.__class__ = Changed
+    assert type(create_training_step(model, optimizer, LOG_LOSS)) is TrainingStep
+
+
+def test_the_learner_uses_the_fused_step() -> None:
+    model = build("deepfm")
+    learner = Learner(model, CAdam(model.named_parameters()), LOG_LOSS)
+    assert isinstance(learner.training, FusedStep)
+    learner.learn(Events(features(32, 0), labels=np.ones(32)))
+    assert is_fused(learner.training)
+    assert learner.training_mode == "in batches, with a fused training step"
