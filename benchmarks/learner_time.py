@@ -4,10 +4,15 @@
 
 Each event has 13 numbers and 26 categories and comes with its label. Runs of three kinds take turns, so that all meet
 the same machine: the learner as it is, the learner with two forward passes per batch (one for the scores and one for
-the gradients), and the learner with timers, whose times are exclusive of each other. Timers measure processor time,
-which varies less than wall time on a machine that is busy with other processes. On CUDA they measure wall time and
-wait for the device, so their sum is larger than the time of a run without them. All numbers are medians over the
-repeats; the first run of each kind warms up and does not count.
+the gradients), and the learner with timers, whose times are exclusive of each other. Timers measure processor time
+of the thread that learns, which varies less than wall time on a machine that is busy with other processes. On CUDA they
+measure wall time and wait for the device, so their sum is larger than the time of a run without them. Reading and
+encoding run in a second thread; with timers they run in the same one, without the threads of pyarrow. All numbers
+are medians over the repeats; the first run of each kind warms up and does not count.
+
+The limit of a part is the larger of two times: that of the bytes that it must move at the speed of copying memory, and
+that of its multiplications and additions at the speed of a large matrix product. Both speeds are measured at the start,
+with as many threads as the learner has.
 """
 
 from __future__ import annotations
@@ -24,32 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from cadam import CAdam
-from cadam.online import Learner, ParquetSource, Schema, Source
+from cadam.online import Batch, Learner, ParquetSource, Schema, Source
+from cadam.online.data.sources import parquet
+from cadam.online.data.sources.prefetch import prefetch
 from cadam.online.device import select_device
+from cadam.online.fused_step import FusedPass
+from cadam.online.models.inputs import BINS
 from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.models.networks import Linear
 from cadam.online.run_config import model_builder
+from click_stream import click_schema, write_clicks
 
-NUMBERS, CATEGORIES, ROWS_PER_CATEGORY = 13, 26, 10_000
 PARTS = ("read", "encode", "forward", "backward", "optimizer", "metrics", "other")
-
-
-def write_clicks(path: Path, count: int) -> Schema:
-    """Write clicks with skewed categories as text and numbers with outliers, and return their schema."""
-    random = np.random.default_rng(0)
-    columns: dict[str, Any] = {f"n{i}": random.lognormal(size=count) for i in range(NUMBERS)}
-    for i in range(CATEGORIES):
-        ids = (10 ** (1 + 4 * i / CATEGORIES) * random.random(count) ** 3).astype(np.int64)
-        columns[f"c{i}"] = pa.array([f"{value:08x}" for value in ids.tolist()]).dictionary_encode()
-    columns["click"] = (random.random(count) < 0.25).astype(np.int8)
-    pq.write_table(pa.table(columns), path)
-    numbers = {f"n{i}": "number" for i in range(NUMBERS)}
-    return Schema({**numbers, **{f"c{i}": f"hash:{ROWS_PER_CATEGORY}" for i in range(CATEGORIES)}}, label="click")
 
 
 class Timers:
@@ -58,7 +53,7 @@ class Timers:
     def __init__(self, device: torch.device) -> None:
         self.seconds: Counter[str] = Counter()
         self._is_on_cuda = device.type == "cuda"
-        self._clock = time.perf_counter if self._is_on_cuda else time.process_time
+        self._clock = time.perf_counter if self._is_on_cuda else time.thread_time
         self._running = ["other"]
         self._last = self._clock()
 
@@ -119,13 +114,60 @@ def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> d
     timers.time("forward", learner.training, "_forward")
     timers.time("optimizer", optimizer, "step", "zero_grad")
     timers.time("metrics", learner.log_loss, "update")
+    fused = {name: getattr(FusedPass, name) for name in ("forward", "backward")}
     Tensor.backward = lambda self: timers.call("backward", backward, self)  # type: ignore[method-assign]
+    parquet.prefetch = iter  # type: ignore[assignment]
+    for name, method in fused.items():
+        setattr(FusedPass, name, lambda *given, name=name, method=method: timers.call(name, method, *given))
     try:
         learner.run(TimedSource(source, timers))
         timers.switch()
     finally:
         Tensor.backward = backward  # type: ignore[method-assign]
+        parquet.prefetch = prefetch
+        for name, method in fused.items():
+            setattr(FusedPass, name, method)
     return dict(timers.seconds)
+
+
+def limits(path: Path, schema: Schema, options: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds per batch that the bytes and the arithmetic of each part take at least."""
+    source = torch.randn(32_000_000)
+    target, square = torch.empty_like(source), torch.randn(1024, 1024)
+    bytes_per_second = 2 * source.nbytes / fastest(lambda: target.copy_(source))
+    flops = 2 * len(square) ** 3 / fastest(lambda: square @ square)
+    model = model_builder(options.model, schema, {}, torch.device("cpu"))[0]()
+    assert isinstance(model, Linear)
+    count = options.batch_size
+    batches = [batch for batch in ParquetSource(path, schema, batch_size=count) if isinstance(batch, Batch)]
+    features = [batch.events.features for batch in batches[:50] if batch.events is not None]
+    distinct = statistics.mean(sum(len(np.unique(v)) for v in f.values() if v.dtype.kind == "i") for f in features)
+    distinct += len(model.inputs.bin_starts) * BINS
+    encoded = sum(values.nbytes for values in features[0].values())
+    tables = [p for name, p in model.named_parameters() if name in ("inputs.table.weight", "inputs.linear.weight")]
+    row_bytes = sum(p.shape[1] * p.element_size() for p in tables)
+    gathered = model.inputs.fields * count * row_bytes
+    dense = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in tables)
+    needs = {
+        "read": (path.stat().st_size / options.events * count + encoded, 0),
+        "encode": (2 * encoded, 0),
+        "forward": (encoded + 2 * gathered, 2 * dense * count),
+        "backward": (3 * gathered, 4 * dense * count),
+        # Three tensors (weights and two moments) are read and written; gradients and ids are read.
+        "optimizer": (6 * distinct * row_bytes + gathered + 8 * model.inputs.fields * count + 7 * 4 * dense, 0),
+        "metrics": (8 * count, 0),
+    }
+    return {part: max(moved / bytes_per_second, work / flops) for part, (moved, work) in needs.items()}
+
+
+def fastest(function: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several calls."""
+    seconds = []
+    for _ in range(20):
+        start = time.thread_time()  # other processes count less than in wall time
+        function()
+        seconds.append(time.thread_time() - start)
+    return min(seconds)
 
 
 def main() -> None:
@@ -144,7 +186,9 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clicks.parquet"
-        schema = write_clicks(path, options.events)
+        write_clicks(path, options.events)
+        schema = click_schema()
+        least = limits(path, schema, options)
         for _ in range(options.repeats + 1):
             for kind in kinds:
                 runs[kind].append(run(path, schema, options, kind))
@@ -154,12 +198,13 @@ def main() -> None:
     }
     batches = -(-options.events // options.batch_size)
     print(f"{options.model} on {options.device}, batches of {options.batch_size} events, torch {torch.__version__}\n")
-    print(f"{'part':12}{'us per batch':>14}{'share':>9}")
+    print(f"{'part':12}{'us per batch':>14}{'share':>9}{'limit in us':>14}")
     total = sum(medians["timed"].values())
     for part in PARTS:
         seconds = medians["timed"].get(part, 0.0)
-        print(f"{part:12}{1e6 * seconds / batches:14,.0f}{seconds / total:9.1%}")
-    print(f"{'sum':12}{1e6 * total / batches:14,.0f}{1:9.1%}\n")
+        limit = f"{1e6 * least[part]:14,.1f}" if part in least else ""
+        print(f"{part:12}{1e6 * seconds / batches:14,.0f}{seconds / total:9.1%}{limit}")
+    print(f"{'sum':12}{1e6 * total / batches:14,.0f}{1:9.1%}{1e6 * sum(least.values()):14,.1f}\n")
     print(f"{'':12}{'events per second':>19}{'per second of processor time':>31}")
     for kind in kinds[:2]:
         speeds = [options.events / medians[kind][clock] for clock in ("total", "processor")]

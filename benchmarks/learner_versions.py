@@ -1,0 +1,115 @@
+"""Compare the speed of the learner in two versions of the package, end to end.
+
+    git worktree add /tmp/before COMMIT && cd /tmp/before && python -m cadam.native.build && cd -
+    python benchmarks/learner_versions.py /tmp/before . [--events N] [--rounds N] [--busy N]
+
+Each version runs in its own process, which learns all events once per round: the default DeepFM on clicks from Parquet
+(13 numbers, 26 categories, batches of 256), with log loss, AUC, normalized entropy and calibration, and with
+checkpoints. The runs of the two versions take turns, so that both meet the same machine. Threads are those that the
+version's command line chooses. With --busy, as many other processes compute without a pause beside them. The first
+round warms up and does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+BATCH_SIZE, LEARNING_RATE = 256, 3e-3
+
+
+def run(path: Path) -> tuple[float, float]:
+    """Learn all events once with the imported version, and return the seconds and the mean log loss."""
+    from cadam import CAdam
+    from cadam.online import Learner, ParquetSource, StreamMetrics, models
+    from click_stream import click_schema
+
+    schema = click_schema()
+    torch.manual_seed(0)
+    model = models.build("deepfm", schema)
+    with suppress(ImportError):  # an older version leaves the number of threads to torch
+        from cadam.online.training_step import default_threads
+
+        torch.set_num_threads(default_threads(model, BATCH_SIZE))
+    optimizer = CAdam(model.named_parameters(), lr=LEARNING_RATE)
+    loss = nn.functional.binary_cross_entropy_with_logits
+    with tempfile.TemporaryDirectory() as folder:
+        learner = Learner(model, optimizer, loss, metrics=[StreamMetrics()], checkpoint=folder)
+        start = time.perf_counter()
+        learner.run(ParquetSource(path, schema, batch_size=BATCH_SIZE))
+        seconds = time.perf_counter() - start
+        return seconds, learner.metrics()["log_loss"]
+
+
+def serve(path: Path) -> None:
+    """Run once for every line of the standard input, and print the result."""
+    for _ in sys.stdin:
+        print(*run(path), flush=True)
+
+
+def start_worker(tree: Path, path: Path) -> subprocess.Popen[str]:
+    """Start the process of a version."""
+    command = [sys.executable, __file__, "--serve", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(tree.resolve() / "src")}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def ask_worker(worker: subprocess.Popen[str]) -> tuple[float, float]:
+    """Let a version learn all events once, and return the seconds and the log loss."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    print(file=worker.stdin, flush=True)
+    seconds, log_loss = map(float, worker.stdout.readline().split())
+    return seconds, log_loss
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", type=Path, nargs="*", metavar="TREE", help="two checkouts: before and after")
+    parser.add_argument("--events", type=int, default=100_000, metavar="N", help="events per run (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each version (default: 5)")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside them (default: 0)")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        return serve(options.serve)
+    if len(options.trees) != 2:
+        parser.error("give two checkouts: before and after")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clicks.parquet"
+        from click_stream import write_clicks
+
+        write_clicks(path, options.events)
+        workers = [start_worker(tree, path) for tree in options.trees]
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
+        try:
+            rounds = [[ask_worker(worker) for worker in workers] for _ in range(options.rounds + 1)][1:]
+        finally:
+            for process in [*workers, *busy]:
+                process.kill()
+                process.wait()
+    print(f"default DeepFM, {options.events:,} events, batches of {BATCH_SIZE}, {os.cpu_count()} cores, ", end="")
+    print(f"{options.busy} busy processes beside it, {options.rounds} rounds, torch {torch.__version__}\n")
+    print(f"{'':10}{'events per second':>19}{'slowest':>11}{'fastest':>11}{'log loss':>12}")
+    for name, results in zip(("before", "after"), zip(*rounds, strict=True), strict=True):
+        speeds = [options.events / seconds for seconds, _ in results]
+        numbers = statistics.median(speeds), min(speeds), max(speeds)
+        print(f"{name:10}{numbers[0]:19,.0f}{numbers[1]:11,.0f}{numbers[2]:11,.0f}{results[0][1]:12.5f}")
+    ratios = [before[0] / after[0] for before, after in rounds]
+    print(f"\nspeedup: {statistics.median(ratios):.2f} (rounds from {min(ratios):.2f} to {max(ratios):.2f})")
+    return None
+
+
+if __name__ == "__main__":
+    main()
