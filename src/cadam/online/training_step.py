@@ -304,4 +304,7 @@ def set_mode(module: nn.Module, training: bool) -> None:
 
 
 def _is_finite(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
+    if not (value.is_floating_point() or value.is_complex()):
+        return True
+    # A finite sum proves that all values are finite, in one pass and without a mask. Other sums may have overflowed.
+    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())

@@ -117,7 +117,12 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
     library, number = kernel(batch)
     threads, parallel_for = torch.get_num_threads(), library.parallel_for
     sets: dict[float, Floats64] = {}
-    for slot, grad in zip(batch.slots, grads, strict=True):
+    tables = batch.memo.get("tables")
+    if tables is None:
+        tables = [_table_record(slot, number) for slot in batch.slots]
+        if batch.grad_snapshot is not None:  # The batch belongs to a plan, which notices if a tensor moves in memory.
+            batch.memo["tables"] = tables
+    for slot, grad, table in zip(batch.slots, grads, tables, strict=True):
         rows = grad.sparse_shape.numel()
         if not rows or not grad.width:
             slot.step.add_(1)
@@ -131,7 +136,6 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
         else:
             c, set_of_step = _sets_of_rows(batch, slot.row_steps, ids)
             own_steps = (slot.row_steps.data_ptr(), set_of_step.ctypes.data, len(c))
-        table = _table_record(slot, number)
         table["rows"], table["width"] = rows, grad.width
         table["row_steps"], table["set_of"], table["coefficient_sets"] = own_steps
         table["grad_dtype"] = DTYPES[grad.values.dtype]
