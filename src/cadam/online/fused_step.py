@@ -48,7 +48,7 @@ class FusedStep(TrainingStep):
         if not self.has_single_pass:
             return None
         count = len(columns["label"])
-        fused = self._find_pass(count) if count else None
+        fused = self._find_pass(count) if count and "weight" not in columns else None
         scores = None if fused is None else fused.forward(columns)
         if fused is None or scores is None:
             return super().learn(columns)
