@@ -220,6 +220,40 @@ def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
                 c.cadam_read_values(given.ctypes.data)
 
 
+def index(c: ctypes.CDLL, random: np.random.Generator, capacity: int, threshold: int) -> None:
+    """Ids are found, admitted, assigned, evicted and expired, in slots and records of exactly the needed sizes."""
+    bits, new_bits, limit = 4, 3, capacity + 1
+    slots, rows = np.zeros(1 << bits, np.uint64), np.zeros(3 * limit, np.uint64)
+    sketch_bits, seen = 3, np.zeros(4 * 8, np.uint16)
+    sketch = np.array([seen.ctypes.data, sketch_bits, 0, 40, threshold], np.int64)
+    words = np.array([slots.ctypes.data, bits, rows.ctypes.data, 1, 0, 0, 0, 0], np.int64)
+    for step in range(30):
+        words[6:] = step
+        n = int(random.integers(0, 20))
+        ids, found = random.integers(0, 30, n).astype(np.uint64), np.zeros(n, np.int64)
+        misses = c.cadam_index_find(words.ctypes.data, ids.ctypes.data, n, found.ctypes.data, 1, in_two_parts)
+        new_ids, new_counts, new_rows = np.zeros(misses, np.uint64), *np.zeros((2, misses), np.int64)
+        pointers = [x.ctypes.data for x in (new_ids, new_counts, new_rows)]
+        batch = np.array([n, ids.ctypes.data, found.ctypes.data, misses, *pointers, 0, 0], np.int64)
+        if misses:
+            assert c.cadam_index_admit(sketch.ctypes.data if threshold > 1 else 0, batch.ctypes.data) == 0
+            c.cadam_index_assign(words.ctypes.data, batch.ctypes.data, limit)
+        assert ((found >= 0) & (found < limit)).all()
+        words[7] += 1
+        c.cadam_index_evict(words.ctypes.data, int(random.integers(0, 4)), step % 2)
+        c.cadam_index_expire(words.ctypes.data, step - 5)
+    copied = np.zeros(1 << new_bits if capacity < 6 else 1 << bits, np.uint64)
+    c.cadam_index_rehash(slots.ctypes.data, bits, copied.ctypes.data, len(copied).bit_length() - 1)
+    rebuilt = np.zeros_like(copied)
+    words[0], words[1] = rebuilt.ctypes.data, len(copied).bit_length() - 1
+    assert c.cadam_index_build(words.ctypes.data) == -1
+    assert sorted(rebuilt) == sorted(copied)
+    values = np.zeros((n, 3), np.float32)
+    c.cadam_initial_rows(ids.ctypes.data, n, 3, -1, 0.1, values.ctypes.data, in_two_parts)
+    text, ends, hashes = np.frombuffer(b"abc", np.uint8).copy(), np.array([0, 2, 3]), np.zeros(3, np.uint64)
+    c.cadam_hash_texts(text.ctypes.data, ends.ctypes.data, 3, hashes.ctypes.data)
+
+
 def main(library: str, mode: str, kernels: str) -> None:
     c = ctypes.CDLL(library)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -236,6 +270,16 @@ def main(library: str, mode: str, kernels: str) -> None:
         assert c.cadam_check_ids(ids.ctypes.data, n, 9, in_two_parts) == -1
     for each in (c.cadam_split_lines, c.cadam_read_values):
         each.argtypes, each.restype = [pointer], None
+    c.cadam_index_find.argtypes = [pointer, pointer, number, pointer, number, PARALLEL_FOR]
+    c.cadam_index_evict.argtypes, c.cadam_index_expire.argtypes = [pointer, number, number], [pointer, number]
+    c.cadam_index_admit.argtypes, c.cadam_index_assign.argtypes = [pointer] * 2, [pointer, pointer, number]
+    c.cadam_index_build.argtypes, c.cadam_index_rehash.argtypes = [pointer], [pointer, number, pointer, number]
+    c.cadam_initial_rows.argtypes = [pointer, number, number, number, ctypes.c_double, pointer, PARALLEL_FOR]
+    c.cadam_hash_texts.argtypes = [pointer, pointer, number, pointer]
+    for each in (c.cadam_index_find, c.cadam_index_evict, c.cadam_index_admit, c.cadam_index_build):
+        each.restype = number
+    for capacity, threshold in product((1, 5, 11), (1, 2, 3)):
+        index(c, random, capacity, threshold)
     for fields in [0, 1, 2, 3, 7] * 60:
         texts(c, random, fields)
     if mode == "overrun":

@@ -29,6 +29,7 @@ OTHER_SOURCES = (
     "sparse_update",
     "per_event_models",
     "batch_inputs",
+    "id_index",
     "text_parsing",
     "tensor_snapshot",
     "containers",

@@ -156,6 +156,21 @@ def _declare(c: ctypes.CDLL) -> Library:
     for function in (c.cadam_sparse_step, c.cadam_sparse_squared_norm):
         function.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
         function.restype = number
+    c.cadam_index_find.argtypes = [pointer, pointer, number, pointer, number, pointer]
+    c.cadam_index_assign.argtypes = [pointer, pointer, number]
+    c.cadam_index_evict.argtypes = [pointer, number, number]
+    c.cadam_index_expire.argtypes = [pointer, number]
+    c.cadam_index_admit.argtypes = [pointer, pointer]
+    c.cadam_index_build.argtypes = [pointer]
+    c.cadam_index_rehash.argtypes = [pointer, number, pointer, number]
+    c.cadam_hash_texts.argtypes = [pointer, pointer, number, pointer]
+    c.cadam_initial_rows.argtypes = [pointer, number, number, number, ctypes.c_double, pointer, pointer]
+    for function in (c.cadam_index_assign, c.cadam_index_rehash, c.cadam_hash_texts, c.cadam_initial_rows):
+        function.restype = None
+    for function in (
+        *(c.cadam_index_find, c.cadam_index_evict, c.cadam_index_expire, c.cadam_index_admit, c.cadam_index_build),
+    ):
+        function.restype = number
     run_inline = ctypes.cast(c.cadam_run_inline, ctypes.c_void_p).value or 0
     os.register_at_fork(after_in_child=lambda: _run_inline_from_now_on(run_inline))
     locked = ctypes.PyDLL(c._name)

@@ -80,6 +80,10 @@ REPLAY_STEP = _struct(
     *("torch", "python", "cuda", "containers", "container", "parts", "part", "launches", "launch"),
     *("context", "host", "words", "slots", "slot", "events", "device"),
 )
+TABLE_ROW = _struct("id", "last_seen", "frequency", "used_in", id=np.uint64, frequency=np.uint32, used_in=np.uint32)
+ID_INDEX = _struct("slots", "bits", "rows", "row_count", "first_free", "free_count", "time", "step")
+ID_SKETCH = _struct("counters", "bits", "added", "window", "threshold")
+ID_BATCH = _struct("n", "ids", "rows", "misses", "new_ids", "new_counts", "new_rows", "new_count", "refused")
 
 STRUCTS = {
     "dense_tensor": DENSE_TENSOR,
@@ -95,5 +99,9 @@ STRUCTS = {
     "replay_part": REPLAY_PART,
     "replay_launch": REPLAY_LAUNCH,
     "replay_step": REPLAY_STEP,
+    "table_row": TABLE_ROW,
+    "id_index": ID_INDEX,
+    "id_sketch": ID_SKETCH,
+    "id_batch": ID_BATCH,
 }
 """All dtypes by the names of their C structs."""

@@ -333,6 +333,39 @@ class Optimizer(torch.optim.Optimizer):
         dtype = _buffer_dtype(param, group)
         moment_state.complete_state(state, param, self.rule, group, dtype, rows=rows, number=number)
 
+    @torch.no_grad()
+    def reset_rows(self, param: Tensor, rows: Tensor) -> None:
+        """Reset the state of some rows of a table, as if they had never been updated.
+
+        Call it when rows of a table are given to other ids. The step count of the table stays as it is; with
+        ``row_steps=True`` the rows count their steps from zero again.
+
+        Args:
+            param: The table, with rows first. It must be a parameter of this optimizer.
+            rows: Row numbers, one-dimensional.
+
+        Raises:
+            ValueError: If the optimizer does not have the parameter, or the gradients of the table are not sparse.
+        """
+        group = next((g for g in self.param_groups if any(param is other for other in g["params"])), None)
+        if group is None:
+            raise ValueError(f"this {type(self).__name__} does not have the parameter of shape {tuple(param.shape)}")
+        state = self.state.get(param)
+        if not state:
+            return
+        new: dict[str, Any] = {}
+        dtype = _buffer_dtype(param, group)
+        moment_state.complete_state(new, param.detach()[:1], self.rule, group, dtype, rows=True)
+        values = {name: value for name, value in new.items() if value.dim() and name in state}
+        for name in values:
+            if state[name].shape[:1] != param.shape[:1]:
+                raise ValueError(
+                    f"{name} does not have a value for each row of a table of shape {tuple(param.shape)}, because its "
+                    "gradients are not sparse"
+                )
+        for name, value in values.items():
+            state[name][rows] = value
+
     # Alignment and engines -------------------------------------------------------------------------------------------
 
     def alignment(self, *, reset: bool = False) -> Alignment:

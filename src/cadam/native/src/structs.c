@@ -79,6 +79,19 @@ static const field_layout layout[] = {
     FIELD(replay_step, host), FIELD(replay_step, words), FIELD(replay_step, slots), FIELD(replay_step, slot),
     FIELD(replay_step, events), FIELD(replay_step, device),
 
+    STRUCT(table_row), FIELD(table_row, id), FIELD(table_row, last_seen), FIELD(table_row, frequency),
+    FIELD(table_row, used_in),
+
+    STRUCT(id_index), FIELD(id_index, slots), FIELD(id_index, bits), FIELD(id_index, rows), FIELD(id_index, row_count),
+    FIELD(id_index, first_free), FIELD(id_index, free_count), FIELD(id_index, time), FIELD(id_index, step),
+
+    STRUCT(id_sketch), FIELD(id_sketch, counters), FIELD(id_sketch, bits), FIELD(id_sketch, added),
+    FIELD(id_sketch, window), FIELD(id_sketch, threshold),
+
+    STRUCT(id_batch), FIELD(id_batch, n), FIELD(id_batch, ids), FIELD(id_batch, rows), FIELD(id_batch, misses),
+    FIELD(id_batch, new_ids), FIELD(id_batch, new_counts), FIELD(id_batch, new_rows), FIELD(id_batch, new_count),
+    FIELD(id_batch, refused),
+
     {0, 0, 0},
 };
 

@@ -1,6 +1,6 @@
 /* The structs that Python fills in, one numpy dtype of native/structs.py for each.
  *
- * All fields are 64 bits wide. Addresses that C never dereferences as one fixed type are int64_t; 0 means that there is
+ * All fields are 64 bits wide, except in table_row. Addresses that C never dereferences as one fixed type are int64_t; 0 means that there is
  * none.
  */
 #ifndef CADAM_STRUCTS_H
@@ -215,5 +215,47 @@ typedef struct {
     void **events;  /* one for each slot: it has happened when the device has read the slot */
     uint64_t device; /* where the device keeps its copy */
 } replay_step;
+
+/* A row of a table whose rows belong to ids, see id_index.c. A table has many, so two fields have 32 bits. */
+typedef struct {
+    uint64_t id;         /* the id, or if the row is free, the next free row or 0 */
+    int64_t last_seen;   /* the time of the last batch that contained the id */
+    uint32_t frequency;  /* how often the id was seen, at most MAX_FREQUENCY; 0 if the row is free */
+    uint32_t used_in;    /* the optimizer step, counted modulo 2^32, for which the row was last used */
+} table_row;
+
+/* The index of a table from ids to rows. Row 0 does not belong to an id. */
+typedef struct {
+    uint64_t *slots;     /* [2^bits]: the upper half of the id's hash and the row, or 0 if the slot is empty */
+    int64_t bits;
+    table_row *rows;
+    int64_t row_count;   /* rows that were ever used, including row 0 */
+    int64_t first_free;  /* the first of the free rows, which form a list, or 0 */
+    int64_t free_count;
+    int64_t time;        /* stream time of the present batch */
+    int64_t step;        /* the number of the optimizer step that follows; rows that it needs are not released */
+} id_index;
+
+/* A count-min sketch: how often ids were seen that have no row. */
+typedef struct {
+    uint16_t *counters;  /* [SKETCH_DEPTH][2^bits] */
+    int64_t bits;
+    int64_t added;       /* sightings since the counters were last halved */
+    int64_t window;      /* the counters are halved after this number of sightings */
+    int64_t threshold;   /* an id gets a row when it was seen this often */
+} id_sketch;
+
+/* A batch of ids that is looked up for training. */
+typedef struct {
+    int64_t n;
+    const uint64_t *ids;
+    int64_t *rows;       /* [n], written */
+    int64_t misses;      /* ids without a row */
+    uint64_t *new_ids;   /* [misses], written: the distinct ids that get a row, in order of appearance */
+    int64_t *new_counts; /* [misses], written: how often each of them is in the batch */
+    int64_t *new_rows;   /* [misses], written: their rows; 0 if there was no room */
+    int64_t new_count;
+    int64_t refused;     /* ids of the batch that have row 0 */
+} id_batch;
 
 #endif

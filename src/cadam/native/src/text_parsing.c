@@ -3,6 +3,7 @@
  * Only simple cases are handled here. Other lines and values are left to the caller, each by itself, so that the result of
  * one never depends on its neighbors.
  */
+#include "hashing.h"
 #include "structs.h"
 
 #include <float.h>
@@ -228,23 +229,6 @@ EXPORT void cadam_split_lines(const text_lines *g)
 
 /* Values ------------------------------------------------------------------------------------------------------ */
 
-/* The finalizer of splitmix64. It spreads 64-bit integers evenly, so that their remainder can be used as a table row. */
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
-
-/* FNV-1a with 64 bits. `hash_text` in online/data/conversion.py computes the same. */
-static uint64_t fnv1a(text *s, int64_t size)
-{
-    uint64_t hash = 0xcbf29ce484222325;
-    for (int64_t i = 0; i < size; i++)
-        hash = (hash ^ s[i]) * 0x100000001b3;
-    return hash;
-}
-
 /* Return 1 or 0 for a text that is true or false as JSON, Python or R writes it, else -1. */
 static int read_boolean(text *s, int64_t size)
 {
@@ -290,7 +274,7 @@ static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, i
 {
     int64_t whole = read_boolean(s, size);
     if (whole >= 0 || read_usual_integer(s, size, &whole)) {
-        *out = (int64_t)(mix((uint64_t)whole) % buckets);
+        *out = (int64_t)(mix_splitmix64((uint64_t)whole) % buckets);
         return 1;
     }
     if (!may_be_text || size > LONGEST_TEXT || !is_utf8(s, size))
@@ -301,7 +285,7 @@ static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, i
     /* The caller decides whether a text of many digits is an integer that fits into 64 bits. */
     if (size > 15 && (digits == size || s[digits] == '.'))
         return 0;
-    *out = (int64_t)(mix(fnv1a(s, size)) % buckets);
+    *out = (int64_t)(mix_splitmix64(fnv1a(s, size)) % buckets);
     return 1;
 }
 

@@ -1,0 +1,207 @@
+"""Compare a table of hashed ids with DynamicEmbedding on a generated stream whose catalog turns over.
+
+Items are created all the time. Half of the events are about items younger than a day, the others about older ones, and
+some items are much more popular than others. The label depends on the item and on a context with a fixed set of values.
+Each event is predicted before it is learned from; the table shows the mean log loss of these predictions.
+
+All arms have the same model and optimizer. The hashed table has as many rows as fit into the memory that the limited
+dynamic tables may use: rows, moments and index. Every arm learns the stream once with each of three learning rates; the
+other columns are those of its best one.
+
+    python benchmarks/turnover.py [--events 5000000] [--rows 250000] [--plot memory.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import cadam
+from cadam.tables import DynamicEmbedding
+
+DAYS = 10
+DAY = 86400
+WIDTH = 8
+CONTEXTS = 100
+BATCH = 4096
+RATES = (0.01, 0.02, 0.05)
+EVENTS_PER_ITEM = 4
+
+
+class Batch(NamedTuple):
+    time: int
+    items: Tensor
+    contexts: Tensor
+    labels: Tensor
+
+
+def uniform(values: np.ndarray[Any, Any], salt: int) -> np.ndarray[Any, Any]:
+    """Return a number in (0, 1) that belongs to each integer, with the finalizer of splitmix64."""
+    x = values.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2**53 + 2.0**-54
+
+
+def normal(values: np.ndarray[Any, Any], salt: int) -> np.ndarray[Any, Any]:
+    return np.sqrt(-2 * np.log(uniform(values, salt))) * np.cos(2 * np.pi * uniform(values, salt + 1000))
+
+
+def stream(events: int) -> Iterator[Batch]:
+    """Yield the batches of the stream, whose items are numbered by their time of creation."""
+    per_day = events / EVENTS_PER_ITEM / DAYS
+    random = np.random.default_rng(0)
+    context_vectors = random.normal(size=(CONTEXTS, WIDTH)) / np.sqrt(WIDTH)
+    for start in range(0, events, BATCH):
+        n = min(BATCH, events - start)
+        now = (start + BATCH / 2) / events * DAYS
+        newest, day_ago = int(per_day * (now + 1)), int(per_day * now)  # a day of items exists at the start
+        is_young = random.random(n) < 0.5
+        low, high = np.where(is_young, day_ago, 0), np.where(is_young, newest, max(1, day_ago))
+        # The most popular one of up to 16 random items: a skewed distribution over a catalog that moves.
+        rounds = 4 ** random.integers(0, 3, n)
+        items = low + (random.random(n) * (high - low)).astype(np.int64)
+        for number in range(1, 16):
+            other = low + (random.random(n) * (high - low)).astype(np.int64)
+            is_better = (number < rounds) & (uniform(other, 1) > uniform(items, 1))
+            items = np.where(is_better, other, items)
+        contexts = random.integers(0, CONTEXTS, n)
+        vectors = np.stack([normal(items, 2 + k) for k in range(WIDTH)], 1)
+        logits = -1.5 + 1.5 * normal(items, 50) + (vectors * context_vectors[contexts]).sum(1)
+        labels = random.random(n) < 1 / (1 + np.exp(-logits))
+        ids = (items.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)  # ids without an order
+        yield Batch(int(now * DAY), torch.from_numpy(ids), torch.from_numpy(contexts), torch.from_numpy(labels).float())
+
+
+class HashedTable(nn.Embedding):
+    """The usual table: the row of an id is the remainder of its hash."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows, WIDTH + 1, sparse=True)
+        nn.init.normal_(self.weight, 0, 0.01)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mixed = (ids ^ (ids >> 31)) * 0x2545F4914F6CDD1D
+        return super().forward(((mixed ^ (mixed >> 29)) & (2**62 - 1)) % self.num_embeddings)
+
+
+class Model(nn.Module):
+    """The score is the item's bias and the context's bias and the product of their vectors."""
+
+    def __init__(self, items: nn.Module) -> None:
+        super().__init__()
+        self.items, self.contexts = items, nn.Embedding(CONTEXTS, WIDTH + 1, sparse=True)
+        nn.init.normal_(self.contexts.weight, 0, 0.1)
+
+    def forward(self, items: Tensor, contexts: Tensor) -> Tensor:
+        a, b = self.items(items), self.contexts(contexts)
+        return a[:, 0] + b[:, 0] + (a[:, 1:] * b[:, 1:]).sum(1)
+
+
+class Result(NamedTuple):
+    loss: float
+    last_half: float
+    seconds: float
+    memory: list[int]
+    counters: Any
+
+
+def run(make: Callable[[], nn.Module], rate: float, batches: list[Batch]) -> Result:
+    """Learn the stream, and return the log loss and the memory of the table and its moments over time."""
+    torch.manual_seed(0)
+    model = Model(make())
+    optimizer = cadam.Adam(model.parameters(), lr=rate)
+    table = model.items
+    if isinstance(table, DynamicEmbedding):
+        table.attach(optimizer)
+    losses, memory = [], []
+    start = time.perf_counter()
+    for batch in batches:
+        if isinstance(table, DynamicEmbedding):
+            table.advance(batch.time)
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.items, batch.contexts), batch.labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if isinstance(table, DynamicEmbedding):
+            memory.append(sum(table.memory().values()))
+        else:
+            memory.append(3 * table.weight.nbytes)  # type: ignore[operator, union-attr]
+    seconds = time.perf_counter() - start
+    counters = table.counters() if isinstance(table, DynamicEmbedding) else None
+    return Result(float(np.mean(losses)), float(np.mean(losses[len(losses) // 2 :])), seconds, memory, counters)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--rows", type=int, default=250_000, help="limit of the dynamic tables")
+    parser.add_argument("--plot", help="file for a plot of the memory over time")
+    arguments = parser.parse_args()
+    rows = arguments.rows
+    hashed = int(rows * (1 + 42 / (3 * 4 * (WIDTH + 1))))  # the index takes about 42 bytes for each row
+    options: dict[str, dict[str, Any]] = {
+        "dynamic, LRU": {"max_rows": rows},
+        "dynamic, LFU": {"max_rows": rows, "evict": "lfu"},
+        "dynamic, LRU, admission": {"max_rows": rows, "admit_after": 2},
+        "dynamic, expiry": {"expire_after": DAY},
+        "dynamic, LRU, admission, expiry": {
+            "max_rows": rows,
+            "admit_after": 2,
+            "expire_after": DAY,
+        },
+        "dynamic, no limit": {},
+    }
+    arms: dict[str, Callable[[], nn.Module]] = {f"hash:{hashed}": lambda: HashedTable(hashed)}
+    for name, given in options.items():
+        arms[name] = lambda given=given: DynamicEmbedding(WIDTH + 1, **given)  # type: ignore[misc]
+    arms[f"hash:{10 * hashed}"] = lambda: HashedTable(10 * hashed)
+    batches = list(stream(arguments.events))
+    items = torch.cat([batch.items for batch in batches])
+    rate_of_ones = float(torch.cat([batch.labels for batch in batches]).mean())
+    print(f"{len(items):,} events, {len(items.unique()):,} distinct items, {rate_of_ones:.3f} positive, {DAYS} days")
+    rates = "".join(f"{f'rate {rate}':>11}" for rate in RATES)
+    print(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
+    results = {}
+    for name, make in arms.items():
+        runs = [run(make, rate, batches) for rate in RATES]
+        best = results[name] = min(runs, key=lambda result: result.loss)
+        losses = "".join(f"{result.loss:11.4f}" for result in runs)
+        peak, last = max(best.memory) / 1e6, best.memory[-1] / 1e6
+        print(f"{name:34}{losses}{best.last_half:10.4f}{peak:10.1f}{last:10.1f}{best.seconds:9.1f}", flush=True)
+    print("\nCounters at the end:")
+    for name, result in results.items():
+        if result.counters:
+            print(f"{name:34}" + ", ".join(f"{key} {value:,}" for key, value in result.counters._asdict().items()))
+    print("\nMemory in MB at the end of each day:")
+    for name, result in results.items():
+        ends = [result.memory[len(batches) * day // DAYS - 1] / 1e6 for day in range(1, DAYS + 1)]
+        print(f"{name:34}" + "".join(f"{megabytes:7.1f}" for megabytes in ends))
+    if arguments.plot:
+        plot({name: result.memory for name, result in results.items()}, arguments.plot)
+
+
+def plot(memory: dict[str, list[int]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.5))
+    for name, values in memory.items():
+        axes.plot(np.linspace(0, DAYS, len(values)), np.array(values) / 1e6, label=name, linewidth=1)
+    axes.set(xlabel="days", ylabel="MB: rows, moments, index", title="Memory of a table whose catalog turns over")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

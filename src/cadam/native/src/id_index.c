@@ -1,0 +1,400 @@
+/* The index of a table whose rows belong to ids: it finds the row of an id, gives rows to new ids and releases rows.
+ *
+ * The index is a hash table with open addressing and linear probing. A slot has 8 bytes: the upper 32 bits of the id's hash
+ * (its tag) and the row. The id itself is in the row's record, which a lookup reads anyway in order to update it. The upper
+ * bits of the tag are the slot at which the search for the id begins, its home. So slots are in the order of their tags,
+ * apart from collisions; a larger array of slots is written from front to back, and a slot can be moved without its id.
+ *
+ * Only the search for ids runs on several threads. What it writes does not depend on the order of the threads, and
+ * everything else runs in the order of the batch, so that the result is the same for any number of threads.
+ */
+#include "hashing.h"
+#include "structs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRAIN = 4096 };                  /* ids that a thread searches at least */
+enum { GROUP = 32 };                    /* ids whose slots and rows are fetched into the cache together */
+enum { IDS_AHEAD = 16 };                /* slots are fetched into the cache this many ids before they are used */
+enum { SKETCH_DEPTH = 4 };              /* counters of an id */
+static const uint32_t MAX_FREQUENCY = 0x7fffffff;
+
+static uint64_t home_of(const id_index *x, uint64_t tag) { return tag >> (32 - x->bits); }
+static uint64_t last_slot(const id_index *x) { return ((uint64_t)1 << x->bits) - 1; }
+static uint64_t tag_of(uint64_t id) { return mix_splitmix64(id) >> 32; }
+
+/* Return the first slot from `at` on that has this tag or is empty. */
+static uint64_t probe(const id_index *x, uint64_t tag, uint64_t at)
+{
+    while (x->slots[at] && x->slots[at] >> 32 != tag)
+        at = (at + 1) & last_slot(x);
+    return at;
+}
+
+/* Return the slot of an id, or the empty slot where the search for it ends. The search begins at `at`. */
+static uint64_t find_slot(const id_index *x, uint64_t id, uint64_t tag, uint64_t at)
+{
+    at = probe(x, tag, at);
+    while (x->slots[at] && x->rows[(uint32_t)x->slots[at]].id != id)
+        at = probe(x, tag, (at + 1) & last_slot(x));
+    return at;
+}
+
+/* Lookup ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const id_index *index;
+    const uint64_t *ids;
+    int64_t *rows;
+    int64_t is_training;
+    int64_t misses;
+} id_search;
+
+/* Record that a row is used. Threads may do so for the same row: they write the same time and step. A count above
+ * MAX_FREQUENCY is taken back, and once there is one, the count stays at MAX_FREQUENCY. */
+static void use_row(const id_index *x, table_row *row)
+{
+    __atomic_store_n(&row->last_seen, x->time, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->used_in, (uint32_t)x->step, __ATOMIC_RELAXED);
+    if (__atomic_fetch_add(&row->frequency, 1, __ATOMIC_RELAXED) >= MAX_FREQUENCY)
+        __atomic_fetch_sub(&row->frequency, 1, __ATOMIC_RELAXED);
+}
+
+/* Search for some ids. A memory access takes longer than everything else, so the slots of a group of ids are fetched
+ * together, and then the rows. */
+static void find_range(int64_t begin, int64_t end, void *context)
+{
+    id_search *search = context;
+    const id_index *x = search->index;
+    uint64_t tags[GROUP], at[GROUP];
+    int64_t misses = 0;
+    for (int64_t first = begin; first < end; first += GROUP) {
+        const int64_t n = end - first < GROUP ? end - first : GROUP;
+        const uint64_t *ids = search->ids + first;
+        for (int64_t i = 0; i < n; i++) {
+            tags[i] = tag_of(ids[i]);
+            at[i] = home_of(x, tags[i]);
+            __builtin_prefetch(&x->slots[at[i]]);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            at[i] = probe(x, tags[i], at[i]);
+            __builtin_prefetch(&x->rows[(uint32_t)x->slots[at[i]]], 1);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            const uint32_t row = (uint32_t)x->slots[find_slot(x, ids[i], tags[i], at[i])];
+            misses += !row;
+            search->rows[first + i] = row || !search->is_training ? (int64_t)row : -1;
+            if (row && search->is_training)
+                use_row(x, &x->rows[row]);
+        }
+    }
+    __atomic_fetch_add(&search->misses, misses, __ATOMIC_RELAXED);
+}
+
+/* Write the rows of n ids. Returns the number of ids without a row. For these the row is -1 when training, else 0. Training
+ * also records that the rows are used. */
+EXPORT int64_t cadam_index_find(const id_index *x, const uint64_t *ids, int64_t n, int64_t *rows, int64_t is_training,
+                                parallel_for_fn *parallel_for)
+{
+    id_search search = {x, ids, rows, is_training, 0};
+    if (n > GRAIN)
+        parallel_for(0, n, GRAIN, find_range, &search);
+    else
+        find_range(0, n, &search);
+    return search.misses;
+}
+
+/* New ids ----------------------------------------------------------------------------------------------------- */
+
+static void halve_counters(id_sketch *s)
+{
+    const int64_t size = (int64_t)SKETCH_DEPTH << s->bits;
+    for (int64_t i = 0; i < size; i++)
+        s->counters[i] >>= 1;
+    s->added = 0;
+}
+
+/* Add sightings of an id. Returns how often it was seen, or more. Only those of its counters are increased that would be
+ * too small otherwise ("conservative update"). */
+static int64_t count_sightings(id_sketch *s, uint64_t id, int64_t times)
+{
+    uint16_t *counters[SKETCH_DEPTH];
+    uint64_t hash = mix_splitmix64(id);
+    int64_t least = UINT16_MAX;
+    for (int d = 0; d < SKETCH_DEPTH; d++) {
+        hash = mix_splitmix64(hash + 0x9e3779b97f4a7c15);
+        counters[d] = s->counters + ((int64_t)d << s->bits) + (hash >> (64 - s->bits));
+        least = *counters[d] < least ? *counters[d] : least;
+    }
+    const int64_t seen = least + times < UINT16_MAX ? least + times : UINT16_MAX;
+    for (int d = 0; d < SKETCH_DEPTH; d++)
+        if (*counters[d] < seen)
+            *counters[d] = (uint16_t)seen;
+    s->added += times;
+    if (s->added >= s->window)
+        halve_counters(s);
+    return seen;
+}
+
+/* Collect the distinct ids of a batch that have no row, and decide which of them get one. Without a sketch, all of them do.
+ * Writes new_ids, new_counts and new_count. The row of each occurrence becomes -1 - its number among the new ids, or 0.
+ * Returns 0, or -2 if memory ran out; then nothing was changed. */
+EXPORT int64_t cadam_index_admit(id_sketch *sketch, id_batch *b)
+{
+    int64_t bits = 4;
+    while (((int64_t)1 << bits) < 2 * b->misses)
+        bits++;
+    const uint64_t last = ((uint64_t)1 << bits) - 1;
+    uint32_t *numbers = calloc((size_t)last + 1, sizeof *numbers); /* 1 + the number of a distinct id, by hash */
+    int64_t *new_number = malloc((size_t)b->misses * sizeof *new_number); /* by number of a distinct id */
+    if (!numbers || !new_number) {
+        free(numbers);
+        free(new_number);
+        return -2;
+    }
+    int64_t distinct = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        if (b->rows[i] >= 0)
+            continue;
+        const uint64_t id = b->ids[i];
+        uint64_t at = mix_splitmix64(id) & last;
+        while (numbers[at] && b->new_ids[numbers[at] - 1] != id)
+            at = (at + 1) & last;
+        if (!numbers[at]) {
+            b->new_ids[distinct] = id;
+            b->new_counts[distinct] = 0;
+            numbers[at] = (uint32_t)++distinct;
+        }
+        b->new_counts[numbers[at] - 1]++;
+        b->rows[i] = -(int64_t)numbers[at];
+    }
+    b->new_count = 0;
+    for (int64_t d = 0; d < distinct; d++) {
+        const uint64_t id = b->new_ids[d];
+        const int64_t times = b->new_counts[d];
+        new_number[d] = -1;
+        if (!sketch || count_sightings(sketch, id, times) >= sketch->threshold) {
+            new_number[d] = b->new_count++;
+            b->new_ids[new_number[d]] = id;
+            b->new_counts[new_number[d]] = times;
+        }
+    }
+    for (int64_t i = 0; i < b->n; i++)
+        if (b->rows[i] < 0)
+            b->rows[i] = -1 - new_number[-1 - b->rows[i]];
+    free(numbers);
+    free(new_number);
+    return 0;
+}
+
+/* Give rows to the new ids of a batch: free ones first, then unused ones below `row_limit`. The index must have empty slots
+ * for all new ids. Writes the rows of all occurrences and the number of those that have row 0. */
+EXPORT void cadam_index_assign(id_index *x, id_batch *b, int64_t row_limit)
+{
+    for (int64_t j = 0; j < b->new_count; j++) {
+        if (j + IDS_AHEAD < b->new_count)
+            __builtin_prefetch(&x->slots[home_of(x, tag_of(b->new_ids[j + IDS_AHEAD]))], 1);
+        int64_t row = x->first_free;
+        if (row) {
+            x->first_free = (int64_t)x->rows[row].id;
+            x->free_count--;
+        } else if (x->row_count < row_limit) {
+            row = x->row_count++;
+        }
+        b->new_rows[j] = row;
+        if (!row)
+            continue;
+        const uint64_t id = b->new_ids[j], tag = tag_of(id);
+        const uint32_t frequency = b->new_counts[j] < MAX_FREQUENCY ? (uint32_t)b->new_counts[j] : MAX_FREQUENCY;
+        x->slots[find_slot(x, id, tag, home_of(x, tag))] = tag << 32 | (uint64_t)row;
+        x->rows[row] = (table_row){id, x->time, frequency, (uint32_t)x->step};
+    }
+    b->refused = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        if (b->rows[i] < 0)
+            b->rows[i] = b->new_rows[-1 - b->rows[i]];
+        b->refused += b->rows[i] == 0;
+    }
+}
+
+/* Released rows ----------------------------------------------------------------------------------------------- */
+
+/* Remove the id of a row from the index and add the row to the free ones. The slots that follow are moved forward, so that
+ * no search ends too early. */
+static void release_row(id_index *x, int64_t row)
+{
+    const uint64_t id = x->rows[row].id, tag = tag_of(id), last = last_slot(x);
+    uint64_t empty = find_slot(x, id, tag, home_of(x, tag));
+    for (uint64_t at = (empty + 1) & last; x->slots[at]; at = (at + 1) & last) {
+        const uint64_t distance = (at - home_of(x, x->slots[at] >> 32)) & last;
+        if (distance >= ((at - empty) & last)) {
+            x->slots[empty] = x->slots[at];
+            empty = at;
+        }
+    }
+    x->slots[empty] = 0;
+    x->rows[row] = (table_row){.id = (uint64_t)x->first_free};
+    x->first_free = row;
+    x->free_count++;
+}
+
+/* Whether a row belongs to an id and is not needed by the optimizer step that follows. */
+static int is_releasable(const id_index *x, int64_t row)
+{
+    return x->rows[row].frequency && x->rows[row].used_in != (uint32_t)x->step;
+}
+
+/* Release the rows whose ids were last seen before `cutoff`. Returns their number. */
+EXPORT int64_t cadam_index_expire(id_index *x, int64_t cutoff)
+{
+    int64_t count = 0;
+    for (int64_t row = 1; row < x->row_count; row++)
+        if (is_releasable(x, row) && x->rows[row].last_seen < cutoff) {
+            release_row(x, row);
+            count++;
+        }
+    return count;
+}
+
+/* A row that may be evicted. Of two rows, the one with the smaller `first` is evicted first; if these are equal, the one
+ * with the smaller `second`, and if these are equal too, the one with the smaller number. */
+typedef struct {
+    int64_t first, second, row;
+} candidate;
+
+static int precedes(const candidate *a, const candidate *b)
+{
+    if (a->first != b->first)
+        return a->first < b->first;
+    return a->second != b->second ? a->second < b->second : a->row < b->row;
+}
+
+/* Move the candidate at `at` of a heap down to its place; the last one to be evicted is at the top. */
+static void sift_down(candidate *heap, int64_t size, int64_t at)
+{
+    const candidate moved = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+        if (child + 1 < size && precedes(&heap[child], &heap[child + 1]))
+            child++;
+        if (!precedes(&moved, &heap[child]))
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+/* Release `count` rows: those that were seen least recently or, if `by_frequency`, least often. Rows that are equal in this
+ * respect are ordered by the other one. Returns the number of released rows, which is smaller than `count` if the optimizer
+ * step that follows needs too many, or -2 if memory ran out. */
+EXPORT int64_t cadam_index_evict(id_index *x, int64_t count, int64_t by_frequency)
+{
+    candidate *heap = malloc((size_t)(count > 0 ? count : 1) * sizeof *heap);
+    if (!heap)
+        return -2;
+    int64_t size = 0;
+    for (int64_t row = 1; row < x->row_count && count > 0; row++) {
+        if (!is_releasable(x, row))
+            continue;
+        const int64_t age[2] = {x->rows[row].last_seen, x->rows[row].frequency};
+        const candidate c = {age[by_frequency], age[!by_frequency], row};
+        if (size < count) {
+            heap[size++] = c;
+            if (size == count)
+                for (int64_t at = size / 2; at--;)
+                    sift_down(heap, size, at);
+        } else if (precedes(&c, heap)) {
+            heap[0] = c;
+            sift_down(heap, size, 0);
+        }
+    }
+    for (int64_t i = 0; i < size; i++)
+        release_row(x, heap[i].row);
+    free(heap);
+    return size;
+}
+
+/* Slots ------------------------------------------------------------------------------------------------------- */
+
+/* Write the occupied ones of 2^from_bits slots to 2^to_bits slots, which must be empty. */
+EXPORT void cadam_index_rehash(const uint64_t *from, int64_t from_bits, uint64_t *to, int64_t to_bits)
+{
+    const id_index x = {.slots = to, .bits = to_bits};
+    for (int64_t i = 0; i < (int64_t)1 << from_bits; i++) {
+        if (!from[i])
+            continue;
+        uint64_t at = home_of(&x, from[i] >> 32);
+        while (to[at])
+            at = (at + 1) & last_slot(&x);
+        to[at] = from[i];
+    }
+}
+
+/* Fill the slots, which must be empty, from the records of the rows. Returns -1, or a row at which the records contradict
+ * each other: two rows have the same id, or the list of free rows does not consist of all free rows. */
+EXPORT int64_t cadam_index_build(id_index *x)
+{
+    int64_t free_rows = 0, row = x->first_free;
+    for (int64_t i = 0; i < x->free_count; i++) {
+        if (row <= 0 || row >= x->row_count || x->rows[row].frequency)
+            return row;
+        row = (int64_t)x->rows[row].id;
+    }
+    if (row)
+        return row;
+    for (row = 1; row < x->row_count; row++) {
+        if (!x->rows[row].frequency) {
+            free_rows++;
+            continue;
+        }
+        const uint64_t id = x->rows[row].id, tag = tag_of(id), at = find_slot(x, id, tag, home_of(x, tag));
+        if (x->slots[at])
+            return row;
+        x->slots[at] = tag << 32 | (uint64_t)row;
+    }
+    return free_rows == x->free_count ? -1 : 0;
+}
+
+/* Ids and values ---------------------------------------------------------------------------------------------- */
+
+/* Write the 64-bit hashes of n texts, which lie one after the other and end at `ends`. */
+EXPORT void cadam_hash_texts(const uint8_t *data, const int64_t *ends, int64_t n, uint64_t *hashes)
+{
+    for (int64_t i = 0, begin = 0; i < n; begin = ends[i++])
+        hashes[i] = mix_splitmix64(fnv1a(data + begin, ends[i] - begin));
+}
+
+typedef struct {
+    const uint64_t *ids;
+    int64_t width;
+    uint64_t seed;
+    double unit;
+    float *out;
+} initial_values;
+
+static void initialize_range(int64_t begin, int64_t end, void *context)
+{
+    const initial_values *v = context;
+    for (int64_t i = begin; i < end; i++) {
+        uint64_t state = mix_splitmix64(v->ids[i] ^ mix_splitmix64(v->seed));
+        for (int64_t column = 0; column < v->width; column++) {
+            const uint64_t bits = mix_splitmix64(state += 0x9e3779b97f4a7c15);
+            const int64_t sum = (int64_t)((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
+            v->out[i * v->width + column] = (float)((double)(sum - 2 * 0xffff) * v->unit);
+        }
+    }
+}
+
+/* Write the initial values of the rows of n ids. They depend on the seed and the id alone. Each is the sum of four numbers
+ * that are uniformly distributed, so that it is almost normally distributed and every processor computes the same bits. */
+EXPORT void cadam_initial_rows(const uint64_t *ids, int64_t n, int64_t width, int64_t seed, double std, float *out,
+                               parallel_for_fn *parallel_for)
+{
+    enum { ROWS = 1024 };
+    const double std_of_sum = 37837.22723720648; /* sqrt(4 * (65536^2 - 1) / 12) */
+    initial_values values = {ids, width, (uint64_t)seed, std / std_of_sum, out};
+    if (n > ROWS)
+        parallel_for(0, n, ROWS, initialize_range, &values);
+    else
+        initialize_range(0, n, &values);
+}

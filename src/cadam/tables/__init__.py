@@ -1,0 +1,5 @@
+"""Embedding tables for ids that come and go: rows are created, shared, expired and evicted while a model learns."""
+
+from .dynamic_embedding import Counters, DynamicEmbedding
+
+__all__ = ["Counters", "DynamicEmbedding"]

@@ -1,0 +1,404 @@
+"""An embedding table without a fixed size, for ids that come and go.
+
+The design, for those who want to change it:
+
+- **Index.** `IdIndex` (compiled, on the host) maps ids to row numbers. It also keeps when and how often each id was
+  seen, from which admission, expiry and eviction follow.
+- **Rows.** The rows are in chunks, each of which is a parameter. A table grows by another chunk, half as large as the
+  table. Nothing is copied then, neither rows nor optimizer state, because optimizers keep state by parameter. One
+  parameter that grows in place would not have these properties: autograd remembers the shape of a parameter from the
+  forward pass, optimizers other than our own would have to copy their state, and CUDA memory cannot grow in place. A
+  table of 10 million rows that began with 65,536 has 13 chunks.
+- **Optimizer.** `attach` makes the connection explicit. It adds new chunks to the optimizer, resets the moments of a
+  row that is given to another id, and prevents rows from being given away between the lookup and the optimizer step
+  that uses their gradients.
+- **Determinism.** Rows, initial values, admission and eviction depend on the ids, their order and the seed alone, not
+  on wall-clock time, addresses or the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..engines.huge_pages import filled
+from ..native.loader import package_library
+from .attachment import Attachment, ResetRows
+from .chunks import Lookup, write_rows
+from .id_index import BYTES_PER_ID, MAX_ROWS, SHARED_ROW, Batch, IdIndex, NewRows
+from .ids import Ids, convert_ids
+
+EVICTION = ("lru", "lfu", "none")
+"""The ids that make room if a table is full: least recently used, least frequently used, or none."""
+EVICTED_SHARE = 32
+"""At least one of this number of rows is evicted at once, because finding them takes a scan of all records."""
+SWEEPS = 32
+"""The number of times that expired ids are searched within `expire_after`."""
+
+
+class Counters(NamedTuple):
+    """The history of a table since it was created, as counters, which are part of its state dict."""
+
+    rows: int
+    """The number of ids that have a row now."""
+    admitted: int
+    """The number of times that an id got a row."""
+    evicted: int
+    """The number of times that an id lost its row because the table was full."""
+    expired: int
+    """The number of times that an id lost its row because it was not seen for long."""
+    refused: int
+    """The number of lookups for training that found the shared row."""
+
+
+class DynamicEmbedding(nn.Module):
+    """An embedding table whose rows belong to any ids of 64 bits, or to texts.
+
+    In training mode, a lookup gives rows to ids that have none. In evaluation mode it changes nothing; unknown ids have
+    the shared row. Gradients are sparse.
+
+    Texts are hashed to 64 bits. Two texts with the same hash share a row; among 10 million texts, the probability that
+    any two of them do is 3 in a million. The integers -1 and 2**64 - 1 have the same bits and are the same id.
+
+    Args:
+        embedding_dim: The width of a row.
+        max_rows: The largest number of ids that have a row at the same time; None for no limit.
+        max_bytes: The limit in bytes instead: rows and index, without the state of the optimizer.
+        evict: Which ids lose their rows if the table is full: ``"lru"`` (least recently used), ``"lfu"`` (least
+            frequently used), or ``"none"``, with which new ids have the shared row instead.
+        admit_after: An id gets a row in the batch in which it is seen for this number of times, at most 65,535. Until
+            then it has the shared row. A count-min sketch counts, which sometimes counts too much.
+        sketch_width: Counters in each of the four lines of the sketch, a power of two. A counter has two bytes. After
+            this number of sightings all counters are halved, so that the sketch forgets. By default, the power of two
+            that follows the limit of rows, or 2**20 without a limit.
+        expire_after: An id loses its row when it was not seen for this long, in the unit of `advance`. Rows are
+            released within another 1/32 of this time. None: never.
+        std: The standard deviation of initial values.
+        seed: The seed of initial values, which depend on it and on the id alone.
+        chunk_rows: The number of rows of the first chunk.
+        device: Where rows are. The index is always in the memory of the host.
+        dtype: The dtype of rows.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        UnavailableError: If there is no compiled library.
+
+    Example:
+        >>> table = DynamicEmbedding(16, max_rows=1_000_000, admit_after=2, expire_after=30 * 86400)
+        >>> optimizer = cadam.CAdam(table.parameters(), lr=0.01)
+        >>> table.attach(optimizer)
+        >>> table.advance(1_700_000_000)  # seconds
+        >>> table(["ann", "bob"]).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        evict: str = "lru",
+        admit_after: int = 1,
+        sketch_width: int | None = None,
+        expire_after: int | None = None,
+        std: float = 0.01,
+        seed: int = 0,
+        chunk_rows: int = 1 << 16,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        numbers = {"embedding_dim": embedding_dim, "admit_after": admit_after, "chunk_rows": chunk_rows}
+        limits = {"max_rows": max_rows, "max_bytes": max_bytes, "expire_after": expire_after}
+        for name, value in (numbers | {name: limit for name, limit in limits.items() if limit is not None}).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if max_rows is not None and max_bytes is not None:
+            raise ValueError("pass max_rows or max_bytes, not both")
+        if evict not in EVICTION:
+            raise ValueError(f"evict must be one of {', '.join(EVICTION)}, got {evict!r}")
+        if admit_after >= 1 << 16:
+            raise ValueError(
+                f"admit_after must be at most 65535, which a counter of the sketch holds, got {admit_after}"
+            )
+        if sketch_width is not None and (sketch_width < 2 or sketch_width & (sketch_width - 1)):
+            raise ValueError(f"sketch_width must be a power of two, got {sketch_width!r}")
+        if not 0 <= std < float("inf"):
+            raise ValueError(f"std must be a finite number that is not negative, got {std}")
+        dtype = dtype or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point dtype, got {dtype}")
+        self.embedding_dim, self.evict, self.expire_after = embedding_dim, evict, expire_after
+        self.std, self.seed, self.chunk_rows = float(std), int(seed), chunk_rows
+        if max_bytes is not None:
+            max_rows = max_bytes // (embedding_dim * dtype.itemsize + BYTES_PER_ID)
+            if not max_rows:
+                raise ValueError(f"max_bytes={max_bytes} is less than one row of width {embedding_dim} needs")
+        self.max_rows = min(max_rows or MAX_ROWS, MAX_ROWS)
+        if sketch_width is None:
+            sketch_width = 1 << 20 if self.max_rows == MAX_ROWS else 1 << max(10, self.max_rows.bit_length())
+        self._index = IdIndex(admit_after, sketch_width)
+        self._counts = dict.fromkeys(("admitted", "evicted", "expired", "refused"), 0)
+        self._has_clock, self._next_sweep = False, 0
+        self._attachment: Attachment | None = None
+        first = self._new_chunk(
+            min(chunk_rows, self._row_limit), torch.device(device or torch.get_default_device()), dtype
+        )
+        self.chunks = nn.ParameterList([first])
+        shared = self._initial_values(np.array([SHARED_ROW], np.uint64), self.seed + 1)
+        write_rows(self._chunks(), self._on_device(np.array([SHARED_ROW])), shared)
+
+    @property
+    def _row_limit(self) -> int:
+        """The largest number of rows, including the shared row."""
+        return self.max_rows + 1
+
+    def _chunks(self) -> list[nn.Parameter]:
+        return list(self.chunks)
+
+    def extra_repr(self) -> str:
+        """Return the width, the number of rows and the limit, for `print`."""
+        limit = "" if self.max_rows == MAX_ROWS else f" of {self.max_rows:,}"
+        return f"{self.embedding_dim}, rows={len(self._index):,}{limit}, evict={self.evict!r}"
+
+    # Lookups -------------------------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def forward(self, ids: Any) -> Tensor:
+        """Return the embeddings of ids.
+
+        Args:
+            ids: A tensor or an array of integers, an array of texts, or a sequence of integers or of texts.
+
+        Returns:
+            A tensor of the shape of `ids` and one more dimension of size `embedding_dim`.
+
+        Raises:
+            TypeError: If the ids are neither integers nor texts.
+            ValueError: If an id does not fit into 64 bits.
+            RuntimeError: If several processes train, each of which would give rows to ids in another order.
+        """
+        converted, shape = convert_ids(ids)
+        rows = self._on_device(self._train_rows(converted) if self.training else self._index.find(converted))
+        values: Tensor = Lookup.apply(rows, self._check_attached, *self._chunks())  # type: ignore[no-untyped-call]
+        return values.view(*shape, self.embedding_dim)
+
+    def _check_attached(self) -> None:
+        if self._attachment is None:
+            raise RuntimeError("the table has no optimizer: call table.attach(optimizer) before you train it")
+
+    def _on_device(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+        return torch.from_numpy(rows).to(self.chunks[0].device)
+
+    def _train_rows(self, ids: Ids) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the rows of ids, and give rows to those that have none."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError(
+                "DynamicEmbedding trains in one process: with several, each would give rows to ids in another order, "
+                "and gradients could not be added. Shard ids by process, or use cadam.torchrec"
+            )
+        if self._attachment is None:
+            self._index.finish_step()
+        if not self._has_clock:
+            self._move_clock(self._index.time + 1)
+        batch = self._index.find_for_training(ids)
+        if batch.admit():
+            self._make_room(batch.new_count)
+        self._start(batch)
+        return batch.rows
+
+    def _make_room(self, needed: int) -> None:
+        """Evict ids and add chunks, so that there are rows for this number of new ids if the limit allows it."""
+        index = self._index
+        lacking = needed - index.free_count - (self._row_limit - index.row_count)
+        if lacking > 0 and self.evict != "none":
+            count = max(lacking, self.max_rows // EVICTED_SHARE)
+            self._counts["evicted"] += index.evict(count, by_frequency=self.evict == "lfu")
+        rows = min(index.row_count + max(0, needed - index.free_count), self._row_limit)
+        while (capacity := sum(map(len, self.chunks))) < rows:
+            size = min(max(self.chunk_rows, capacity // 2), self._row_limit - capacity)
+            self._set_chunks([*self._chunks(), self._another_chunk(size)])
+
+    def _start(self, batch: Batch) -> None:
+        """Give rows to the new ids of a batch, and set these rows to their initial values."""
+        new: NewRows = batch.assign(self._row_limit)
+        self._counts["admitted"] += len(new.rows)
+        self._counts["refused"] += batch.refused
+        if not len(new.rows):
+            return
+        write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
+        reused = new.rows[new.is_reused]
+        if self._attachment is not None and len(reused):
+            self._attachment.reset_rows(self._on_device(reused))
+
+    def _initial_values(self, ids: Ids, seed: int) -> Tensor:
+        library, values = (
+            package_library(),
+            torch.empty(len(ids), self.embedding_dim, device="cpu", dtype=torch.float32),
+        )
+        library.c.cadam_initial_rows(
+            ids.ctypes.data,
+            len(ids),
+            self.embedding_dim,
+            (seed + (1 << 63)) % (1 << 64) - (1 << 63),
+            self.std,
+            values.data_ptr(),
+            library.parallel_for,
+        )
+        return values
+
+    # Chunks --------------------------------------------------------------------------------------------------------
+
+    def _new_chunk(self, rows: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+        return nn.Parameter(filled((rows, self.embedding_dim), 0.0, dtype, device))
+
+    def _another_chunk(self, rows: int) -> nn.Parameter:
+        """Return a chunk on the device and in the dtype of the first one, and frozen if that one is."""
+        first = self.chunks[0]
+        chunk = self._new_chunk(rows, first.device, first.dtype)
+        chunk.requires_grad = first.requires_grad
+        return chunk
+
+    def _set_chunks(self, chunks: list[nn.Parameter]) -> None:
+        if self._attachment is not None:
+            self._attachment.set_chunks(chunks)
+        self.chunks = nn.ParameterList(chunks)
+
+    def attach(self, optimizer: torch.optim.Optimizer, reset: ResetRows | None = None) -> None:
+        """Connect the table to the optimizer that updates it.
+
+        From then on new chunks are added to the parameter group of the table, the moments of a row are reset when it is
+        given to another id, and a row keeps its id from the lookup to the next step of the optimizer. A copy of the
+        table is not attached. Attaching another optimizer replaces the first one.
+
+        Args:
+            optimizer: An optimizer of cadam, SparseAdam, SGD without momentum, or another one together with `reset`.
+            reset: A function of a parameter and row numbers that resets the state of these rows in the optimizer.
+
+        Raises:
+            ValueError: If the optimizer does not have the parameters of this table, or is not one of those above.
+        """
+        attachment = Attachment(optimizer, self._chunks(), lambda: self._index.finish_step(), reset)
+        if self._attachment is not None:
+            self._attachment.detach()
+        self._attachment = attachment
+
+    # Time ----------------------------------------------------------------------------------------------------------
+
+    def advance(self, time: int) -> None:
+        """Set the stream time of the lookups that follow, and release the rows of expired ids.
+
+        Without this method, time is the number of lookups in training mode.
+
+        Args:
+            time: The time of the events, in any unit, such as seconds. If it is earlier than the present time, which
+                happens in streams that are not sorted, nothing changes.
+
+        Raises:
+            TypeError: If the time is not an integer.
+            RuntimeError: If ids were seen before the first call, so that their times are numbers of lookups.
+        """
+        if not isinstance(time, int | np.integer) or isinstance(time, bool):
+            raise TypeError(f"time must be an integer, got {time!r}")
+        if not -(1 << 62) < time < 1 << 62:
+            raise ValueError(f"time must fit into 62 bits, got {time}")
+        if not self._has_clock and self._index.time:
+            raise RuntimeError("call advance before the first lookup in training mode, or never")
+        is_first, self._has_clock = not self._has_clock, True
+        if is_first or time > self._index.time:
+            self._move_clock(int(time), is_first)
+
+    def _move_clock(self, time: int, is_first: bool = False) -> None:
+        self._index.time = time
+        if self.expire_after is None:
+            return
+        if is_first or time >= self._next_sweep:
+            self._counts["expired"] += self._index.expire(time - self.expire_after)
+            self._next_sweep = time + max(1, self.expire_after // SWEEPS)
+
+    # Counters and memory -------------------------------------------------------------------------------------------
+
+    def counters(self) -> Counters:
+        """Return how many rows are in use, and how many ids were admitted, evicted, expired and refused."""
+        return Counters(len(self._index), **self._counts)
+
+    def memory(self) -> dict[str, int]:
+        """Return the memory in bytes of the rows, of the index with its sketch, and of the optimizer state."""
+        state = self._attachment.optimizer.state if self._attachment is not None else {}
+        tensors = [x for chunk in self.chunks for x in state.get(chunk, {}).values() if isinstance(x, Tensor)]
+        return {
+            "rows": sum(chunk.nbytes for chunk in self.chunks),
+            "index": self._index.nbytes,
+            "optimizer": sum(x.nbytes for x in tensors),
+        }
+
+    # Checkpoints ---------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy or pickle. A copy is not attached to the optimizer."""
+        return {**self.__dict__, "_attachment": None}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the part of the state dict that is not the rows: the index, the clock and the counters."""
+        return {
+            "index": self._index.state_dict(),
+            "counts": dict(self._counts),
+            "has_clock": self._has_clock,
+            "next_sweep": self._next_sweep,
+            "seed": self.seed,
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Do nothing: `_load_from_state_dict` loads the index together with the chunks."""
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *args: Any
+    ) -> None:
+        """Load the index and give the table the chunks of a state dict, whose values torch then copies.
+
+        Everything is checked first. If anything is missing or damaged, the table stays as it is.
+        """
+        if self._attachment is not None and local_metadata.get("assign_to_params_buffers"):
+            raise RuntimeError(
+                "load_state_dict(assign=True) replaces parameters, which the attached optimizer would not notice: load "
+                "the state dict before you create the optimizer"
+            )
+        try:
+            index, extra, sizes = self._read_state(state_dict, prefix)
+        except (ValueError, TypeError, KeyError) as error:
+            name = f" {prefix.rstrip('.')!r}" if prefix else ""
+            raise RuntimeError(f"the state dict of the table{name} cannot be loaded: {error}") from error
+        kept = 0
+        while kept < min(len(sizes), len(self.chunks)) and len(self.chunks[kept]) == sizes[kept]:
+            kept += 1
+        new = [self._another_chunk(size) for size in sizes[kept:]]
+        if new or kept < len(self.chunks):
+            self._set_chunks([*self._chunks()[:kept], *new])
+        self._index, self._counts = index, {name: int(extra["counts"][name]) for name in self._counts}
+        self._has_clock, self._next_sweep = bool(extra["has_clock"]), int(extra["next_sweep"])
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _read_state(self, state_dict: Mapping[str, Any], prefix: str) -> tuple[IdIndex, dict[str, Any], list[int]]:
+        """Return the index, the extra state and the sizes of the chunks of a state dict."""
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if not isinstance(extra, dict) or not {"index", "counts", "has_clock", "next_sweep", "seed"} <= extra.keys():
+            raise ValueError("it has no index, so it is not the state dict of a DynamicEmbedding")
+        if extra["seed"] != self.seed:
+            raise ValueError(f"its seed is {extra['seed']}, and this table has {self.seed}")
+        sizes: list[int] = []
+        while (chunk := state_dict.get(f"{prefix}chunks.{len(sizes)}")) is not None:
+            if chunk.dim() != 2 or chunk.shape[1] != self.embedding_dim:
+                raise ValueError(
+                    f"its rows have shape {tuple(chunk.shape[1:])}, and this table has {self.embedding_dim}"
+                )
+            sizes.append(len(chunk))
+        index = self._index.loaded(extra["index"])
+        if index.row_count > sum(sizes):
+            raise ValueError(f"its index has {index.row_count} rows, and its chunks {sum(sizes)}")
+        return index, extra, sizes
