@@ -102,6 +102,15 @@ def test_the_log_loss_over_a_thousand_steps_agrees() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_weights_of_events_count() -> None:
+    fused, generic = both_steps("deepfm")
+    batch = columns(32, 0) | {"weight": np.linspace(0.1, 3, 32, dtype=np.float32)}
+    assert fused.learn(batch) is not None
+    assert generic.learn(batch) is not None
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, msg=key)
+
+
 def freeze(step: FusedStep) -> None:
     step.model.inputs.bias.requires_grad_(False)  # type: ignore[union-attr]
 
