@@ -83,7 +83,7 @@ def explain(optimizer: Optimizer) -> Explanation:
     """
     plan = optimizer._plan
     last_layouts = {} if plan is None else plan.last_layouts()
-    groups = [ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group) for group in optimizer.param_groups]
+    groups = [ResolvedGroup.resolve(optimizer.rule, group) for group in optimizer.param_groups]
     params = [
         _explain_param(optimizer, name, param, groups[number], last_layouts.get(param))
         for name, number, param in optimizer._named_params()

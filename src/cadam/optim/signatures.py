@@ -44,6 +44,11 @@ OPTIONS: dict[str, tuple[Any, str]] = {
         bool,
         "Whether weight decay multiplies the parameter by ``1 - lr * weight_decay`` instead of changing the gradient.",
     ),
+    "confidence": (
+        bool,
+        "Whether an element moves only where momentum and gradient agree in sign. Groups may differ: "
+        '``{"params": tables, "confidence": False}``.',
+    ),
     "foreach": (
         bool | None,
         "True requires the foreach engine, False the reference engine; None chooses for each parameter.",
