@@ -28,10 +28,12 @@ from ..codegen.kernel_spec import KernelSpec
 from ..numpy_functions import NumpyFunctions
 from ..rules import Rule, moment_storage
 from ..rules.defaults import NUMBERS, defaults
+from ..rules.sparse_updates import aging_options, check_sparse_updates
 from ..rules.update import ScalarFunctions, Update
 
 EXECUTION_OPTIONS = (
     "confidence",
+    "sparse_updates",
     "foreach",
     "fused",
     "capturable",
@@ -44,7 +46,7 @@ EXECUTION_OPTIONS = (
     "stochastic_rounding",
     "track_alignment",
 )
-"""Options that loading a checkpoint keeps: confidence, and how a step is executed and stored."""
+"""Options that loading a checkpoint keeps: confidence, sparse updates, and how a step is executed and stored."""
 
 _IMMUTABLE = (float, int, bool, type(None), str, torch.dtype)
 
@@ -120,7 +122,13 @@ class ResolvedGroup:
     @property
     def _plan_key(self) -> Any:
         """Everything that the choice of engines and the form of the state depend on."""
-        return self.update, self.kernel_spec, [self.options[name] for name in EXECUTION_OPTIONS]
+        aging = aging_options(self.update.rule, self.numbers) if self.row_update.ages else None
+        return self.update, self.kernel_spec, [self.options[name] for name in EXECUTION_OPTIONS], aging
+
+    @cached_property
+    def row_update(self) -> Update:
+        """The arithmetic for the rows of a table."""
+        return replace(self.update, ages=self.options["sparse_updates"] == "exact")
 
     @cached_property
     def sparse_kernel_spec(self) -> KernelSpec:
@@ -191,6 +199,7 @@ def check_types(rule: Rule, options: Mapping[str, Any]) -> None:
     """
     check_flag("row_steps", options)
     check_flag("confidence", options)
+    check_sparse_updates(rule, options)
     moment_storage.check_storage_options(
         rule.moments, rule.state(options), rule.name, options, rule.counts_steps(options)
     )

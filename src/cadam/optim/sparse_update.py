@@ -222,6 +222,8 @@ def complete(optimizer: type[Optimizer], options: Mapping[str, Any]) -> dict[str
     o = optimizer.options_of(**options)
     if o["differentiable"]:
         raise ValueError("differentiable=True: rows are updated in place, which autograd does not support")
+    if o["sparse_updates"] == "exact":
+        raise ValueError("sparse_updates='exact' is supported for parameters of an optimizer only")
     return o
 
 
