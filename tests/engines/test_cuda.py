@@ -690,7 +690,7 @@ for name, options in CASES:
     for how, overflow in ((given, None), (on_device, None), (given, 0.0), (given, 1.0)):
         found_inf = None if overflow is None else torch.tensor(overflow)
         scale = torch.tensor(8.0)
-        group = ResolvedGroup.resolve(rule, True, how, unscale=True)
+        group = ResolvedGroup.resolve(rule, how, unscale=True)
         counts = [torch.tensor(float(t)) for t in (0, 1, 6, 999, 70_000, *range(5, 45))]
         items = [ParamSlot(torch.zeros(1), {}, step, None) for step in counts]
         numbers = StepNumbers(items, group, KernelSpec.of(rule, given), torch.device("cpu"))

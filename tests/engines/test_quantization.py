@@ -699,7 +699,7 @@ def test_the_kernels_for_dense_gradients_refuse_moments_in_records(monkeypatch: 
     optimizer, param = table_side_by_side(monkeypatch, moments="bfloat16")
     engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
     engine.device = "cpu"
-    resolved = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group)
+    resolved = ResolvedGroup.resolve(optimizer.rule, group)
     slot = optimizer._slot(param, group, "")
     dense = torch.ones(30, 16)
     assert "memory layout" in str(engine.refusal(resolved, slot, dense))

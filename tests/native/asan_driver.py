@@ -51,7 +51,7 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
     grads, step, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(1, np.float32), np.zeros(3, np.int64)
     pointers = [t.ctypes.data for t in (*tensors, step, counts)]
-    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 7, 1, dtype], np.int64)
+    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 7, 1, dtype, 0, 0], np.int64)
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
     given = table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data
     squares = np.zeros(1)
@@ -85,11 +85,12 @@ def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: 
     own = [2 * by_row, steps.ctypes.data, set_of.ctypes.data, 1]
     pointers = [t.ctypes.data for t in tensors]
     table = np.array(
-        [*pointers, 0, height, width, kernel, dtype, *(s.ctypes.data for s in scales), 1, moments, *own, 0], np.int64
+        [*pointers, 0, height, width, kernel, dtype, *(s.ctypes.data for s in scales), 1, moments, *own, 0, 0, 0],
+        np.int64,
     )
     coefficients = np.full(32, 0.5)
     for of_grads in {dtype, 0}:
-        table[-1], grads, steps[:] = of_grads, block(n * width, SIZES[of_grads]), 0
+        table[-3], grads, steps[:] = of_grads, block(n * width, SIZES[of_grads]), 0
         given = table.ctypes.data, ids.ctypes.data, n, grads.ctypes.data, coefficients.ctypes.data
         assert c.cadam_sparse_step(*given, 3, in_two_parts) == -1
 

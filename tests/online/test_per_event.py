@@ -285,7 +285,15 @@ def test_training_mode_names_the_reason_for_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"moments": "bfloat16"}, {"moments": "int8"}, {"second_moment": "row"}, {"row_steps": True}], ids=str
+    "options",
+    [
+        {"moments": "bfloat16"},
+        {"moments": "int8"},
+        {"second_moment": "row"},
+        {"row_steps": True},
+        {"sparse_updates": "exact"},
+    ],
+    ids=str,
 )
 def test_quantized_moments_are_trained_with_torch(options: dict[str, Any]) -> None:
     given, found = cached(60), []

@@ -158,7 +158,7 @@ def test_zero_betas_and_eps_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("confidence", "; the options are amsgrad, betas"),
+        ("certainty", "; the options are amsgrad, betas"),
         ("Lr", "; did you mean 'lr'"),
         ("learning_rate", "; did you mean 'lr'"),
         ("beta1", "; did you mean 'betas'"),
@@ -226,8 +226,8 @@ def test_a_step_on_fake_tensors_of_a_device_that_torch_was_not_built_for(how: di
 def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match="CAdam: unknown option 'learning_rate'; did you mean 'lr'"):
         cadam.CAdam.options_of(learning_rate=0.1)
-    with pytest.raises(TypeError, match="CAdam: unknown option 'confidence'; the options are amsgrad, betas"):
-        cadam.CAdam.options_of(confidence=True)
+    with pytest.raises(TypeError, match="CAdam: unknown option 'certainty'; the options are amsgrad, betas"):
+        cadam.CAdam.options_of(certainty=True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..rules import RULES, Rule
-from .kernel_spec import KernelSpec, kernel_specs, source_lines
+from .kernel_spec import KernelSpec, aging_specs, kernel_specs, source_lines
 from .trace import Op
 
 TEMPLATES = {
@@ -111,16 +111,20 @@ def _storage_entries(spec: KernelSpec) -> Iterator[str]:
 
 def header(rules: Iterable[Rule] = RULES.values()) -> str:
     """Return the text of rules.h with the kernels of these rules, by default those of the package."""
-    specs = kernel_specs(rules)
+    rules = list(rules)
+    specs, aging = kernel_specs(rules), aging_specs(rules)
     listed = [
         f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(s.quantized_storages)}, {len(s.row_storages)})"
         for s in specs
     ]
     stored = [entry for s in specs for entry in _storage_entries(s)]
+    aged = [f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(s.aging_coefficients)})" for s in aging]
     listing = "\n".join(
         [
             "/* X(name, buffers, coefficients, quantized storages, storages with second moments by row) */",
             " \\\n".join(["#undef RULES\n#define RULES(X)", *listed]),
+            "/* X(name, buffers, coefficients, how many of these are for the steps that a row missed) */",
+            " \\\n".join(["#undef AGING_RULES\n#define AGING_RULES(X)", *aged]),
             "/* X(name, element function, storage, whether second moments are by row, buffers; then for each buffer:",
             " * storage, kind, index among the quantized buffers) */",
             " \\\n".join(["#undef STORED_RULES\n#define STORED_RULES(X)", *stored]),
@@ -128,4 +132,5 @@ def header(rules: Iterable[Rule] = RULES.values()) -> str:
         ]
     )
     elements = [element(made) for s in specs for made in (s, s.with_row_second_moments) if made is not None]
+    elements += map(element, aging)
     return "\n\n".join([PREFACE, *elements, listing])

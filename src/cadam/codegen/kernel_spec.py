@@ -34,6 +34,8 @@ class KernelSpec:
         storages: Storage of each buffer: ``plain``, ``bfloat16``, ``int8``, or ``row`` for one value per row of a
             table. Empty if all buffers are plain.
         row_steps: Whether each row of a table counts its own steps.
+        aging_coefficients: Names of the coefficients with which the moments of a row first make up for the steps that
+            it missed. They are the last of `coefficients`. Empty unless sparse updates are exact.
     """
 
     rule: Rule
@@ -41,6 +43,7 @@ class KernelSpec:
     coefficients: tuple[str, ...]
     storages: tuple[str, ...] = ()
     row_steps: bool = False
+    aging_coefficients: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> KernelSpec:
@@ -53,12 +56,16 @@ class KernelSpec:
                 step counts.
         """
         coefficients = Update(rule, confidence=True).general_coefficients(2.0, options, ScalarFunctions)
+        is_exact = rows and options["sparse_updates"] == "exact"
+        aging = rule.aging(1.0, options, ScalarFunctions) if is_exact else {}
+        coefficients |= aging
         buffers = tuple(rule.state(options))
         by_row = {b for b in buffers if rows and options["second_moment"] == "row" and rule.moments[b] != "signed"}
         moments = "plain" if options["moments"] == "float32" else options["moments"]
         storages = tuple("row" if b in by_row else moments for b in buffers)
         row_steps = rows and bool(options["row_steps"])
-        return cls(rule, buffers, tuple(coefficients), storages if set(storages) - {"plain"} else (), row_steps)
+        storages = storages if set(storages) - {"plain"} else ()
+        return cls(rule, buffers, tuple(coefficients), storages, row_steps, tuple(aging))
 
     @property
     def name(self) -> str:
@@ -122,12 +129,24 @@ class KernelSpec:
     def program(self) -> Program:
         """The recorded operations of `Update.general`, which covers every option by its coefficients."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")
-        return record(Update(self.rule, confidence=True).general, self.buffers, coefficients, "row" in self.storages)
+        update = Update(self.rule, confidence=True, ages=bool(self.aging_coefficients)).general
+        return record(update, self.buffers, coefficients, "row" in self.storages)
 
 
 def kernel_specs(rules: Iterable[Rule]) -> list[KernelSpec]:
     """Return the specification of every dense float32 kernel of these rules: one per variant of a rule."""
     return [KernelSpec.of(rule, {**defaults(rule), **variant}) for rule in rules for variant in ({}, *rule.variants)]
+
+
+def aging_specs(rules: Iterable[Rule]) -> list[KernelSpec]:
+    """Return the specification of every kernel for exact sparse updates of these rules."""
+    exact = {"sparse_updates": "exact"}
+    return [
+        KernelSpec.of(rule, {**defaults(rule), **variant, **exact}, rows=True)
+        for rule in rules
+        for variant in ({}, *rule.variants)
+        if rule.age is not None and rule.aging(1.0, {**defaults(rule), **variant}, ScalarFunctions)
+    ]
 
 
 def source_lines(

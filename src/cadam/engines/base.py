@@ -44,6 +44,7 @@ class ParamSlot:
         scales: The shared exponents of int8 moments: one per row (two-dimensional) or one per block.
         seed: The seed of the stochastic rounding of quantized moments and of bfloat16 parameters.
         row_steps: The step count of each row of a table, or None if all rows use `step`.
+        last_steps: The step of each row's last update, if sparse updates are exact, else None.
         is_planned: Whether the state does not exist yet; missing buffers are placeholders on the meta device.
     """
 
@@ -57,6 +58,7 @@ class ParamSlot:
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     seed: int = 0
     row_steps: Tensor | None = None
+    last_steps: Tensor | None = None
     is_planned: bool = False
 
     @property
@@ -73,6 +75,8 @@ class ParamSlot:
             options.append("second_moment='row'")
         if self.row_steps is not None:
             options.append("row_steps=True")
+        if self.last_steps is not None:
+            options.append("sparse_updates='exact'")
         return ", ".join(options)
 
     @property
@@ -94,6 +98,8 @@ class ParamSlot:
         yield from self.scales.values()
         if self.row_steps is not None:
             yield self.row_steps
+        if self.last_steps is not None:
+            yield self.last_steps
 
 
 @cache

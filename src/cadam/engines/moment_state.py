@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..rules import Options, Rule, moment_storage
+from ..rules.defaults import defaults
 from ..rules.moment_storage import (
     BLOCK_SIZE,
     MIN_SCALE,
@@ -23,6 +26,8 @@ from ..rules.moment_storage import (
     first_nondefault_option,
     scale_name,
 )
+from ..rules.sparse_updates import AGING_OPTIONS, LAST_STEPS, aging_options, read_aging_options
+from ..rules.update import ScalarFunctions
 from . import row_layout
 from .base import ParamSlot, Refusal
 from .huge_pages import filled, filled_like
@@ -83,6 +88,7 @@ def slot_storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, 
         "scales": {name: state[scale_name(name)] for name in rule.state(o) if scale_name(name) in state},
         "seed": int(state[SEED]) if SEED in state else 0,
         "row_steps": state.get(ROW_STEPS) if o["row_steps"] else None,
+        "last_steps": state.get(LAST_STEPS),
     }
 
 
@@ -95,6 +101,8 @@ def describe_storage(slot: ParamSlot, o: Options) -> str:
     pending = [names[option] for option in names if not by_row[option] and o[option] != STORAGE_DEFAULTS[option]]
     if pending:
         parts.append(f"{' and '.join(pending)} by row if the gradient is sparse")
+    if slot.last_steps is not None:
+        parts.append("exact sparse updates")
     return ", ".join(parts)
 
 
@@ -271,6 +279,7 @@ def complete_state(
             be those of rows.
         number: The position of the parameter among all parameters, which gives each its own rounding seed.
     """
+    _complete_last_steps(state, param, rule, o, rows)
     in_record, row_moments_in_record = _record_buffers(param, rule, o) if rows else ([], [])
     new: dict[str, Tensor] = {}
     if in_record:
@@ -304,6 +313,44 @@ def complete_state(
         state.pop(ROW_STEPS, None)
     elif rows and ROW_STEPS not in state:
         state[ROW_STEPS] = filled(row_shape(param), 0, torch.int32, param.device)
+
+
+def _complete_last_steps(state: dict[str, Any], param: Tensor, rule: Rule, o: Options, rows: bool) -> None:
+    """Create or remove the steps of the rows' last updates, which exact sparse updates need.
+
+    Rows that have missed steps make up for them with the options that applied in these steps: before the options
+    change, before a dense gradient, and before the updates become lazy.
+    """
+    is_exact = rows and o["sparse_updates"] == "exact" and bool(rule.state(o))
+    if LAST_STEPS in state:
+        applied = state[AGING_OPTIONS].tolist()
+        if is_exact and np.array_equal(applied, aging_options(rule, o), equal_nan=True):
+            return
+        catch_up(state, rule)
+    if is_exact:
+        step = int(state.get("step", 0))
+        state[LAST_STEPS] = filled(row_shape(param), step, torch.int32, param.device)
+        state[AGING_OPTIONS] = torch.tensor(aging_options(rule, o), dtype=torch.float64, device="cpu")
+
+
+def catch_up(state: dict[str, Any], rule: Rule) -> None:
+    """Let the moments of all rows make up for the steps that they missed, and remove the record of these steps.
+
+    Args:
+        state: The state of a table with exact sparse updates, whose buffers are replaced.
+        rule: The rule of the optimizer.
+    """
+    last_steps, numbers = state.pop(LAST_STEPS), state.pop(AGING_OPTIONS).tolist()
+    o = read_aging_options(rule, numbers)
+    buffers = {name: state[name] for name in rule.state(o)}
+    if rule.age is None or not buffers:
+        return
+    missed = float(state["step"]) - last_steps.to(torch.float64)
+    work = {name: buffer.to(torch.promote_types(buffer.dtype, torch.float32)) for name, buffer in buffers.items()}
+    dtype = next(iter(work.values())).dtype
+    c = {name: torch.as_tensor(v).to(dtype) for name, v in rule.aging(missed, o, ScalarFunctions).items()}
+    aged = rule.age(SimpleNamespace(**work), SimpleNamespace(**c), SimpleNamespace(square=torch.square))
+    state.update({name: aged[name].to(buffers[name].dtype) for name in buffers})
 
 
 def _complete_row_moment(
@@ -382,12 +429,20 @@ def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o:
         if scale.shape not in (by_rows, by_blocks):
             expected = f"not {by_rows} or {by_blocks}"
             return f"{scale_name(name)} has shape {tuple(scale.shape)}, {expected}, of a parameter {tuple(param.shape)}"
-    steps = state.get(ROW_STEPS)
-    if steps is None:
-        return None
-    if not isinstance(steps, Tensor) or steps.dtype != torch.int32 or steps.shape != row_shape(param):
-        actual = f"{steps.dtype} of shape {tuple(steps.shape)}" if isinstance(steps, Tensor) else type(steps).__name__
-        return f"{ROW_STEPS} is {actual}, not torch.int32 of shape {row_shape(param)}"
+    row_records = {
+        ROW_STEPS: (torch.int32, row_shape(param)),
+        LAST_STEPS: (torch.int32, row_shape(param)),
+        AGING_OPTIONS: (torch.float64, (len(aging_options(rule, defaults(rule))),)),
+    }
+    for key, (dtype, shape) in row_records.items():
+        x = state.get(key)
+        if x is not None and not (isinstance(x, Tensor) and x.dtype == dtype and x.shape == shape):
+            actual = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            return f"{key} is {actual}, not {dtype} of shape {shape}"
+    if (LAST_STEPS in state) != (AGING_OPTIONS in state):
+        return f"only one of {LAST_STEPS} and {AGING_OPTIONS} is in it; exact sparse updates need both"
+    if LAST_STEPS in state and int(state[LAST_STEPS].max() if param.numel() else 0) > float(state["step"]):
+        return f"{LAST_STEPS} has steps after step {float(state['step']):.0f}"
     return None
 
 
@@ -414,6 +469,8 @@ def to_float32_state(state: Any, rule: Rule | None) -> Any:
         return state
     kinds = rule.moments if rule is not None else {}
     plain = dict(state)
+    if rule is not None and LAST_STEPS in plain:
+        catch_up(plain, rule)
     if any(name in (SEED, ROW_STEPS) for name in state):
         extra = (SEED, ROW_STEPS, *map(scale_name, kinds))
         plain = {name: value for name, value in state.items() if name not in extra}
@@ -430,6 +487,9 @@ def to_float32_state(state: Any, rule: Rule | None) -> Any:
 def storage_refusal(param: Tensor, o: Options, grad: Tensor | None) -> Refusal | None:
     """Return why the moments of a parameter cannot be stored as the options say, or None if they can."""
     option = first_nondefault_option(o)
+    is_sparse = grad is not None and grad.is_sparse
+    if o["sparse_updates"] == "exact" and is_sparse and (param.is_complex() or grad.sparse_dim() != 1):  # type: ignore[union-attr]
+        return Refusal.unsupported("sparse_updates='exact' is for real tables whose gradient has one sparse dimension")
     if option is None:
         return None
     if param.is_complex() or param.dtype == torch.float64:

@@ -28,9 +28,12 @@ from ..codegen.kernel_spec import KernelSpec
 from ..numpy_functions import NumpyFunctions
 from ..rules import Rule, moment_storage
 from ..rules.defaults import NUMBERS, defaults
+from ..rules.sparse_updates import aging_options, check_sparse_updates
 from ..rules.update import ScalarFunctions, Update
 
 EXECUTION_OPTIONS = (
+    "confidence",
+    "sparse_updates",
     "foreach",
     "fused",
     "capturable",
@@ -43,7 +46,7 @@ EXECUTION_OPTIONS = (
     "stochastic_rounding",
     "track_alignment",
 )
-"""Options that say how a step is executed and stored, not what it computes. Loading a checkpoint keeps them."""
+"""Options that loading a checkpoint keeps: confidence, sparse updates, and how a step is executed and stored."""
 
 _IMMUTABLE = (float, int, bool, type(None), str, torch.dtype)
 
@@ -70,13 +73,12 @@ class ResolvedGroup:
 
     @classmethod
     def resolve(
-        cls, rule: Rule, confidence: bool, group: Mapping[str, Any], *, unscale: bool = False, label: str = "options"
+        cls, rule: Rule, group: Mapping[str, Any], *, unscale: bool = False, label: str = "options"
     ) -> ResolvedGroup:
         """Check and read the options of a group.
 
         Args:
             rule: The rule of the optimizer.
-            confidence: Whether the optimizer masks elements.
             group: The parameter group, or any mapping with all options.
             unscale: Whether gradients are divided by a gradient scale in the step.
             label: How error messages refer to the group.
@@ -92,7 +94,7 @@ class ResolvedGroup:
         numbers = {name: read_number(value) for name, value in options.items()}
         return cls(
             group,
-            Update.of(rule, confidence, options, unscale=unscale),
+            Update.of(rule, options["confidence"], options, unscale=unscale),
             KernelSpec.of(rule, numbers),
             options,
             numbers,
@@ -114,13 +116,19 @@ class ResolvedGroup:
             lr = changed["lr"]
             if type(lr) is float and all(map(is_, ({**changed, "lr": options["lr"]}).values(), options.values())):
                 return replace(self, options=changed, numbers={**self.numbers, "lr": lr})
-        new = self.resolve(self.update.rule, self.update.confidence, source, unscale=self.update.unscale, label=label)
+        new = self.resolve(self.update.rule, source, unscale=self.update.unscale, label=label)
         return new if new._plan_key == self._plan_key else None
 
     @property
     def _plan_key(self) -> Any:
         """Everything that the choice of engines and the form of the state depend on."""
-        return self.update, self.kernel_spec, [self.options[name] for name in EXECUTION_OPTIONS]
+        aging = aging_options(self.update.rule, self.numbers) if self.row_update.ages else None
+        return self.update, self.kernel_spec, [self.options[name] for name in EXECUTION_OPTIONS], aging
+
+    @cached_property
+    def row_update(self) -> Update:
+        """The arithmetic for the rows of a table."""
+        return replace(self.update, ages=self.options["sparse_updates"] == "exact")
 
     @cached_property
     def sparse_kernel_spec(self) -> KernelSpec:
@@ -190,6 +198,8 @@ def check_types(rule: Rule, options: Mapping[str, Any]) -> None:
         ValueError: If a number is not a number, or the storage options contradict each other.
     """
     check_flag("row_steps", options)
+    check_flag("confidence", options)
+    check_sparse_updates(rule, options)
     moment_storage.check_storage_options(
         rule.moments, rule.state(options), rule.name, options, rule.counts_steps(options)
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..rules.sparse_updates import MAX_STEP
 from ..rules.update import ScalarFunctions
 from . import moment_state
 from .base import Engine, KernelBatch, ParamSlot
@@ -31,6 +32,7 @@ class Rows(Engine):
         """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids on the host."""
         for batch in batches:
             for slot, grad in batch:
+                check_step_count(slot)
                 for rows, ids in zip(slot.param.shape, grad._indices(), strict=False):
                     if ids.numel():
                         low, high = map(int, torch.aminmax(ids))
@@ -49,6 +51,12 @@ class Rows(Engine):
 def row_out_of_range(slot: ParamSlot, row: int, rows: int) -> IndexError:
     """Make the error for a row id that the parameter does not have."""
     return IndexError(f"{slot.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
+
+
+def check_step_count(slot: ParamSlot) -> None:
+    """Raise OverflowError if the step count, a float32, can no longer say how many steps a row has missed."""
+    if slot.last_steps is not None and slot.step >= MAX_STEP:
+        raise OverflowError(f"{slot.name}: sparse_updates='exact' counts {MAX_STEP:,} steps at most; use 'lazy'")
 
 
 def sum_duplicates(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -74,8 +82,11 @@ def _update_rows(batch: KernelBatch, slot: ParamSlot, grad: Tensor, coefficients
         c = _coefficients_by_row(batch, slot.row_steps, rows, work)
     else:
         c = coefficients(slot.step)
+    if slot.last_steps is not None:
+        c = {**c, **_aging_coefficients(batch, slot.last_steps, rows, slot.step)}
+    c = {name: value.to(work) if isinstance(value, Tensor) and value.dim() else value for name, value in c.items()}
     state = moment_state.load_moments(slot, rows, work)
-    result = batch.group.update(slot.param[rows].to(work), values, state, c, functions(slot))
+    result = batch.group.row_update(slot.param[rows].to(work), values, state, c, functions(slot))
     slot.param[rows] = result.param.to(slot.param.dtype)
     moment_state.store_moments(slot, result.state, rows, slot.step)
     if slot.counts is not None:
@@ -90,3 +101,13 @@ def _coefficients_by_row(
     group, steps = batch.group, to_float64(counts[rows])
     c = group.update.coefficients(steps, group.options, ScalarFunctions, batch.grad_scale)
     return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
+
+
+def _aging_coefficients(
+    batch: KernelBatch, last_steps: Tensor, rows: tuple[Tensor, ...], step: Tensor
+) -> dict[str, Tensor]:
+    """Return the coefficients for the steps that each row missed, and set the steps of the rows' last updates."""
+    group = batch.group
+    missed = to_float64(step) - 1 - last_steps[rows]
+    last_steps[rows] = int(step)
+    return group.update.rule.aging(missed, group.numbers, ScalarFunctions)

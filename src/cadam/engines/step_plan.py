@@ -102,7 +102,7 @@ class StepPlan:
     The optimizer uses it like this::
 
         if plan is None or not plan.fits(groups, state, unscale):
-            plan = StepPlan(rule, confidence, groups, state, unscale)
+            plan = StepPlan(rule, groups, state, unscale)
         for planned in plan.find_new_params():
             plan.set_slot(planned, make_slot(planned))
         for engine, batches in plan.make_work(grad_scale):
@@ -115,10 +115,8 @@ class StepPlan:
         replay: The recorded step, if there is one.
     """
 
-    def __init__(
-        self, rule: Rule, confidence: bool, groups: list[dict[str, Any]], state: dict[Tensor, Any], unscale: bool
-    ) -> None:
-        self.rule, self.confidence, self.unscale = rule, confidence, unscale
+    def __init__(self, rule: Rule, groups: list[dict[str, Any]], state: dict[Tensor, Any], unscale: bool) -> None:
+        self.rule, self.unscale = rule, unscale
         self.groups, self.state = groups, state
         self.group_params = [group["params"] for group in groups]
         self.resolved: list[ResolvedGroup | None] = [None] * len(self.groups)
@@ -264,7 +262,6 @@ class StepPlan:
         if group is None:
             group = self.resolved[group_number] = ResolvedGroup.resolve(
                 self.rule,
-                self.confidence,
                 self.groups[group_number],
                 unscale=self.unscale,
                 label=f"group {group_number}",

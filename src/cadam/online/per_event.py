@@ -142,7 +142,7 @@ class PerEventTraining:
         params = {name: getattr(self.inputs, name) for name in PARTS}
         weights = {n: p.weight if isinstance(p, nn.Embedding) else p for n, p in params.items() if p is not None}
         slots = {name: self.optimizer._slot(param, group, name) for name, param in weights.items()}
-        resolved = ResolvedGroup.resolve(self.optimizer.rule, self.optimizer.confidence, group)
+        resolved = ResolvedGroup.resolve(self.optimizer.rule, group)
         return KernelBatch(resolved, list(slots.values())), slots
 
     def _encode(self, features: Columns, entries: int) -> tuple[Array, Array | None, Array]:

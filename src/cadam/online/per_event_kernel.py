@@ -69,6 +69,8 @@ class Layout:
 
 def find_unsupported(batch: KernelBatch) -> str | None:
     """Return why the kernels do not support the parameters of a batch, or None if they do."""
+    if batch.group.row_update.ages:
+        return "sparse_updates='exact' is not supported"
     for slot in batch.slots:
         if slot.param.device.type != "cpu" or str(slot.param.dtype) != "torch.float32":
             return f"only float32 on the CPU is supported, and {slot.name} is {slot.param.dtype} on {slot.param.device}"

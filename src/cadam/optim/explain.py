@@ -19,6 +19,9 @@ from .optimizer import unsupported_dtype
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
+ABSENT_ROWS = 0.5
+"""The share of rows without a gradient from which on a parameter is taken for an embedding table."""
+
 
 @dataclass(frozen=True)
 class ExplainedParam:
@@ -32,7 +35,7 @@ class ExplainedParam:
         gradient: Whether its gradient is dense or sparse.
         engine: The name of the engine that updates it.
         passed_over: The refusal of each faster engine, by the engine's name.
-        warning: A problem with the storage of its moments, or None.
+        warning: A problem with the storage of its moments or with dense gradients of a table, or None.
         storage: The storage of its moments in words; empty for one float32 value per element.
     """
 
@@ -83,7 +86,7 @@ def explain(optimizer: Optimizer) -> Explanation:
     """
     plan = optimizer._plan
     last_layouts = {} if plan is None else plan.last_layouts()
-    groups = [ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group) for group in optimizer.param_groups]
+    groups = [ResolvedGroup.resolve(optimizer.rule, group) for group in optimizer.param_groups]
     params = [
         _explain_param(optimizer, name, param, groups[number], last_layouts.get(param))
         for name, number, param in optimizer._named_params()
@@ -113,8 +116,24 @@ def _explain_param(
         return ExplainedParam(*identity, "none", {"any": Refusal.unsupported(dtype_problem)})
     slot = optimizer._preview_slot(param, group.source)
     choice = choose(group, slot, None if grad is None else real_local_grad(grad, param))
-    storage = moment_state.dominant_column_warning(slot), moment_state.describe_storage(slot, group.options)
-    return ExplainedParam(*identity, choice.engine.name, choice.passed_over, *storage)
+    warning = moment_state.dominant_column_warning(slot) or _dense_table_warning(param, group)
+    storage = moment_state.describe_storage(slot, group.options)
+    return ExplainedParam(*identity, choice.engine.name, choice.passed_over, warning, storage)
+
+
+def _dense_table_warning(param: Tensor, group: ResolvedGroup) -> str | None:
+    """Return a warning if the parameter looks like an embedding table with dense gradients and has confidence."""
+    grad = param.grad
+    if grad is None or grad.layout != torch.strided or grad.dim() != 2 or hasattr(grad, "to_local") or not grad.numel():
+        return None
+    absent = 1 - float((grad != 0).any(1).float().mean())
+    if not group.update.confidence or absent < ABSENT_ROWS:
+        return None
+    return (
+        f"{absent:.0%} of its rows have no gradient, as in an embedding table with dense gradients: their momentum "
+        "decays in every step, and with confidence a rare row moves much less than with Adam. sparse=True keeps the "
+        "moments until the row appears again, see docs/swap.md"
+    )
 
 
 def _empty_sparse_grad(param: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Optimizer(torch.optim.Optimizer):
     rule: ClassVar[Rule]
     """The update rule."""
     confidence: ClassVar[bool] = True
-    """Whether an element moves only where momentum and gradient agree in sign."""
+    """Whether an element moves only where momentum and gradient agree in sign; the default of the option."""
     new_defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this class that differ from those of the rule."""
     fixed: ClassVar[Mapping[str, Any]] = {}
@@ -92,7 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         plan, self._plan = self._plan, None  # If this method raises, the next step makes a new plan.
         unscale = grad_scale is not None
         if plan is None or not plan.fits(self.param_groups, self.state, unscale):
-            plan = StepPlan(self.rule, self.confidence, self.param_groups, self.state, unscale)
+            plan = StepPlan(self.rule, self.param_groups, self.state, unscale)
             self._forget_counts()
         self._add_slots(plan, plan.find_new_params())
         work = plan.make_work(grad_scale)
@@ -178,7 +178,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @classmethod
     def _default_options(cls) -> dict[str, Any]:
-        return {**defaults(cls.rule), **cls.new_defaults, **cls.fixed}
+        return {**defaults(cls.rule), "confidence": cls.confidence, **cls.new_defaults, **cls.fixed}
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Reject unknown keyword arguments with a suggestion, which Python's own error message does not have."""
@@ -504,7 +504,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.state = defaultdict(dict, self.state)
         self._counts, self._plan = {}, None
-        for name, value in defaults(self.rule).items():
+        for name, value in self._default_options().items():
             self.defaults.setdefault(name, value)
         for group in self.param_groups:
             for name, value in self.defaults.items():

@@ -20,6 +20,7 @@ FLAGS = (
     "amsgrad",
     "nesterov",
     "maximize",
+    "confidence",
     "capturable",
     "differentiable",
     "decoupled_weight_decay",

@@ -44,6 +44,17 @@ OPTIONS: dict[str, tuple[Any, str]] = {
         bool,
         "Whether weight decay multiplies the parameter by ``1 - lr * weight_decay`` instead of changing the gradient.",
     ),
+    "confidence": (
+        bool,
+        "Whether an element moves only where momentum and gradient agree in sign. Groups may differ: "
+        '``{"params": tables, "confidence": False}``.',
+    ),
+    "sparse_updates": (
+        str,
+        '``"lazy"``: the moments of a row that a batch does not contain stay as they are, as in '
+        'torch.optim.SparseAdam. ``"exact"``: they decay, so that the result is that of dense gradients. It needs '
+        "confidence, no weight decay, and 4 bytes per row.",
+    ),
     "foreach": (
         bool | None,
         "True requires the foreach engine, False the reference engine; None chooses for each parameter.",

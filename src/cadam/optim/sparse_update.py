@@ -129,7 +129,7 @@ class RowUpdate:
         self.table, self.state, self.options, self.counts = table, dict(state), options, counts
         self.name = name
         self._optimizer = optimizer
-        self._group = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, options, label=name)
+        self._group = ResolvedGroup.resolve(optimizer.rule, options, label=name)
         self._batches: dict[Any, tuple[Engine, KernelBatch]] = {}
         self._takes_bags: dict[torch.dtype, bool] = {}
         self._last: KernelBatch | None = None
@@ -190,10 +190,10 @@ class RowUpdate:
 
     def _batch(self, grad: RowGrad) -> tuple[Engine, KernelBatch]:
         """Return the engine for a gradient of this type, and a batch with the table and its own step count."""
-        rule, confidence = self._optimizer.rule, self._optimizer.confidence
+        rule = self._optimizer.rule
         refreshed = self._group.refresh(self.name)
         if refreshed is None:
-            refreshed = ResolvedGroup.resolve(rule, confidence, self.options, label=self.name)
+            refreshed = ResolvedGroup.resolve(rule, self.options, label=self.name)
             self._batches.clear()
         self._group = refreshed
         key = grad.dtypes, self.table.dtype, self.table.stride()
@@ -222,6 +222,8 @@ def complete(optimizer: type[Optimizer], options: Mapping[str, Any]) -> dict[str
     o = optimizer.options_of(**options)
     if o["differentiable"]:
         raise ValueError("differentiable=True: rows are updated in place, which autograd does not support")
+    if o["sparse_updates"] == "exact":
+        raise ValueError("sparse_updates='exact' is supported for parameters of an optimizer only")
     return o
 
 

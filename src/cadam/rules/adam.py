@@ -48,6 +48,21 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     return Step(exp_avg * c.correct1 / (f.sqrt(vhat) + c.eps), exp_avg, new)
 
 
+def aging(missed: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return by how much both moments decay in steps without a gradient."""
+    beta1, beta2 = o["betas"]
+    return {"aged1": beta1**missed, "aged2": beta2**missed}
+
+
+def age(s: Any, c: Any, f: Any) -> dict[str, Any]:
+    """Return the buffers after steps without a gradient.
+
+    AMSGrad's maximum does not change: while the second moment decays, its bias correction decreases too.
+    """
+    aged = {"exp_avg": s.exp_avg * c.aged1, "exp_avg_sq": s.exp_avg_sq * c.aged2}
+    return {**aged, "max_exp_avg_sq": s.max_exp_avg_sq} if hasattr(s, "max_exp_avg_sq") else aged
+
+
 ADAM = Rule(
     name="adam",
     doc=__doc__,
@@ -58,4 +73,6 @@ ADAM = Rule(
     moments={"exp_avg": "signed", "exp_avg_sq": "positive", "max_exp_avg_sq": "maximum"},
     optional_buffers=frozenset({"max_exp_avg_sq"}),
     variants=({"amsgrad": True},),
+    aging=aging,
+    age=age,
 )

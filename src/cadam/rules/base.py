@@ -64,6 +64,11 @@ class Rule:
             ``positive`` for second moments, ``maximum`` for a running maximum of second moments.
         counts_steps: Function of the options that returns whether any coefficient depends on the step number.
         check: Function of the options that raises ValueError for options that contradict each other.
+        aging: Function of the number of missed steps, the options and the function set `f` that returns the scalars
+            that `age` uses, by name. The names must differ from those of `coefficients`.
+        age: Function of the buffers `s`, the scalars `c` of `aging` and the function set `f` that returns the buffers
+            after the missed steps: steps in which the gradient was zero. None if the rule does not support
+            ``sparse_updates="exact"``. The confidence mask keeps the parameter itself in place in these steps.
         doc: Description with the formula and the paper, which the optimizers of this rule show in their docstrings.
 
     Example:
@@ -89,6 +94,8 @@ class Rule:
     moments: Mapping[str, str] = field(default_factory=dict)
     counts_steps: Callable[[Options], bool] = lambda options: True
     check: Callable[[Options], None] = _accept_any
+    aging: Callable[[Any, Options, Any], dict[str, Any]] = lambda missed, options, f: {}
+    age: Callable[[Any, Any, Any], dict[str, Any]] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:

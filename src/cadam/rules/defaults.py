@@ -11,6 +11,8 @@ from .moment_storage import STORAGE_DEFAULTS
 
 COMMON: Mapping[str, Any] = {
     "weight_decay": 0.0,
+    "confidence": True,
+    "sparse_updates": "lazy",
     "foreach": None,
     "maximize": False,
     "capturable": False,
@@ -24,7 +26,9 @@ COMMON: Mapping[str, Any] = {
     "rounding_seed": 0,
     "track_alignment": True,
 }
-"""Options of every optimizer in addition to those of its rule, with their defaults."""
+"""Options of every optimizer in addition to those of its rule, with their defaults.
+
+The default of `confidence` is that of the optimizer's class: False for `Adam`, True for `CAdam`."""
 
 NUMBERS = {
     "lr": "learning rate",

@@ -35,6 +35,16 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     return Step(step, interpolation, {"exp_avg": exp_avg})
 
 
+def aging(missed: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return by how much the moment decays in steps without a gradient."""
+    return {"aged2": o["betas"][1] ** missed}
+
+
+def age(s: Any, c: Any, f: Any) -> dict[str, Any]:
+    """Return the buffer after steps without a gradient."""
+    return {"exp_avg": s.exp_avg * c.aged2}
+
+
 LION = Rule(
     name="lion",
     doc=__doc__,
@@ -45,4 +55,6 @@ LION = Rule(
     moments={"exp_avg": "signed"},
     step_independent=True,
     counts_steps=lambda o: False,
+    aging=aging,
+    age=age,
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .adam import age, aging
 from .base import Options, Rule, Step
 
 
@@ -61,4 +62,6 @@ RADAM = Rule(
     coefficients=coefficients,
     update=update,
     moments={"exp_avg": "signed", "exp_avg_sq": "positive"},
+    aging=aging,
+    age=age,
 )

@@ -44,6 +44,16 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     return Step(step, buffer, {"momentum_buffer": buffer})
 
 
+def aging(missed: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return by how much the momentum decays in steps without a gradient."""
+    return {"aged": o["momentum"] ** missed} if o["momentum"] != 0 else {}
+
+
+def age(s: Any, c: Any, f: Any) -> dict[str, Any]:
+    """Return the buffer after steps without a gradient."""
+    return {"momentum_buffer": s.momentum_buffer * c.aged} if hasattr(s, "momentum_buffer") else {}
+
+
 def check(o: Options) -> None:
     """Raise ValueError for a dampening out of range, or for Nesterov momentum that is not defined."""
     dampening = o["dampening"]
@@ -65,4 +75,6 @@ SGDM = Rule(
     variants=({"nesterov": True}, {"momentum": 0.0}),
     counts_steps=lambda o: bool(o["dampening"]),
     check=check,
+    aging=aging,
+    age=age,
 )

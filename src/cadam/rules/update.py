@@ -1,5 +1,6 @@
 """The update of one element around a rule: weight decay, confidence mask and step, written once for every engine.
 
+    moments <- moments after the steps that the row missed      exact sparse updates
     g <- g / grad_scale                 gradient scaling
     g <- -g                             maximize
     g <- g + weight_decay * p           coupled (L2) weight decay; it takes part in the moments and in the mask
@@ -67,6 +68,7 @@ class Update:
         decay: ``none``, ``l2``, ``decoupled``, or ``both`` for the general update of compiled kernels.
         unscale: Whether gradients are divided by a gradient scale first.
         tracks_alignment: Whether the alignment is computed even without confidence.
+        ages: Whether the moments first make up for the steps that the row missed, by the rule's `age`.
     """
 
     rule: Rule
@@ -75,6 +77,7 @@ class Update:
     decay: str = "none"
     unscale: bool = False
     tracks_alignment: bool = True
+    ages: bool = False
 
     @classmethod
     def of(cls, rule: Rule, confidence: bool, o: Options, *, unscale: bool = False) -> Update:
@@ -91,7 +94,7 @@ class Update:
         It always has the mask. A compiled kernel masks where ``alignment <= threshold``; a threshold of NaN turns the
         mask off, since no comparison with NaN is true.
         """
-        return Update(self.rule, confidence=True, decay="both", unscale=True)
+        return Update(self.rule, confidence=True, decay="both", unscale=True, ages=self.ages)
 
     @property
     def neutral_coefficients(self) -> dict[str, float]:
@@ -136,6 +139,8 @@ class Update:
             f: Function set of the engine that runs the update.
         """
         c, s = SimpleNamespace(**coefficients), SimpleNamespace(**state)
+        if self.ages and self.rule.age is not None:
+            s = SimpleNamespace(**self.rule.age(s, c, f))
         if self.unscale:
             g = g * c.unscale
         if self.maximize:

@@ -30,6 +30,16 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     return Step(step, exp_avg, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
 
 
+def aging(missed: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return by how much the first moment decays in steps without a gradient."""
+    return {"aged1": o["betas"][0] ** missed}
+
+
+def age(s: Any, c: Any, f: Any) -> dict[str, Any]:
+    """Return the buffers after steps without a gradient: the second moment does not change, as it changes by g^2."""
+    return {"exp_avg": s.exp_avg * c.aged1, "exp_avg_sq": s.exp_avg_sq}
+
+
 YOGI = Rule(
     name="yogi",
     doc=__doc__,
@@ -38,4 +48,6 @@ YOGI = Rule(
     coefficients=coefficients,
     update=update,
     moments={"exp_avg": "signed", "exp_avg_sq": "positive"},
+    aging=aging,
+    age=age,
 )

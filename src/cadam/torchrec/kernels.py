@@ -54,6 +54,8 @@ class OptimizerChoice:
         for name in ("capturable", "differentiable", "stochastic_rounding"):
             if complete[name]:
                 raise ValueError(f"{name}=True is not supported for tables that are updated in backward")
+        if complete["sparse_updates"] == "exact":
+            raise ValueError("sparse_updates='exact' is not supported for tables that are updated in backward")
         return cls(optimizer, tuple(complete.items()))
 
     @property

@@ -45,15 +45,15 @@ GRAIN = 32768  # elements below which waking a second thread takes longer than t
 # Refusals ----------------------------------------------------------------------------------------------------------
 
 
-def kernel_refusal(group: ResolvedGroup, slot: ParamSlot) -> Refusal | None:
-    """Return why the kernels cannot serve a parameter, whatever its gradient is, or None if they can."""
+def kernel_refusal(group: ResolvedGroup, slot: ParamSlot, rows: bool = False) -> Refusal | None:
+    """Return why the kernels for sparse (`rows`) or dense gradients cannot serve a parameter, or None if they can."""
     fused, foreach = group.options["fused"], group.options["foreach"]
     if fused is False or (foreach is not None and not fused):
         return Refusal(RefusalKind.NOT_REQUESTED, f"fused={fused}, foreach={foreach} was asked for")
     reason = _unsupported_tensors(group, slot)
     if reason is not None:
         return Refusal.unsupported(reason)
-    library = find_kernel(group.kernel_spec)
+    library = find_kernel(group.sparse_kernel_spec if rows else group.kernel_spec)
     return Refusal(RefusalKind.UNAVAILABLE, str(library)) if isinstance(library, UnavailableError) else None
 
 
@@ -100,8 +100,9 @@ def _storages(spec: KernelSpec, row_moments: bool) -> list[str]:
 
 
 def has_one_value_per_row(x: Tensor, table: Tensor) -> bool:
-    """Whether the tensor has one value for each row of the table, contiguous and on the same device."""
-    return x.shape == moment_state.row_shape(table) and x.is_contiguous() and x.device == table.device
+    """Whether the tensor has one value for each row of the table, contiguous and on the same device, or is planned."""
+    is_here = x.device == table.device or x.is_meta
+    return x.shape == moment_state.row_shape(table) and x.is_contiguous() and is_here
 
 
 def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
@@ -225,9 +226,9 @@ def _padded_addresses(tensors: Sequence[Mapping[str, Tensor]], width: int) -> li
     return [row + [0] * (width - len(row)) for row in rows]
 
 
-def kernel(batch: KernelBatch) -> tuple[Library, int]:
-    """Return the library that has the kernel of a batch, and the kernel's number in it."""
-    library = find_kernel(batch.group.kernel_spec)
+def kernel(batch: KernelBatch, rows: bool = False) -> tuple[Library, int]:
+    """Return the library that has the kernel of a batch, for sparse (`rows`) or dense gradients, and its number."""
+    library = find_kernel(batch.group.sparse_kernel_spec if rows else batch.group.kernel_spec)
     if isinstance(library, UnavailableError):
         raise library
     return library

@@ -70,6 +70,8 @@ class CudaRows(CudaEngine):
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
         """Refuse rows that are too wide for quantized or shared moments."""
+        if slot.last_steps is not None:
+            return Refusal.unsupported("has no sparse_updates='exact'")
         width = slot.param.shape[1:].numel()
         if width > MAX_ROW_WIDTH:
             return Refusal.unsupported(

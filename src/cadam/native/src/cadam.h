@@ -66,6 +66,10 @@ typedef struct {
     int32_t *steps;           /* the step count of each row of the bucket */
     const int32_t *set_of;    /* the number of the set of coefficients, by step count */
     int64_t set_size;         /* size of a set of coefficients in bytes */
+    /* Used only by kernels for exact sparse updates, for which `steps` are the steps of the rows' last updates: */
+    const void *aging;        /* the aging coefficients by number of missed steps, in the type of the arithmetic */
+    int32_t max_missed;       /* the coefficients do not change after this number of missed steps */
+    int32_t now;              /* the number of this step */
 } row_batch;
 
 /* Sum the gradients of each row and update the row. Returns the number of aligned elements. */

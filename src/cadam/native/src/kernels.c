@@ -78,15 +78,20 @@ static inline void prefetch_row(const void *first, int64_t row, int64_t bytes)
 #define ROW_MOMENTS_1(rule) .row_moment_sparse = {rule##_rows_F32_1},
 #define ROW_MOMENTS_3(rule) .row_moment_sparse = {rule##_rows_F32_1, rule##_rows_BF16_1, rule##_rows_INT8_1},
 
+#define SPARSE(rule)                                                                                                   \
+    .sparse = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                                   \
+    .sparse_float_grads = {[BF16] = rule##_bf16_float_grads, [F16] = rule##_f16_float_grads},
+
 #define ENTRY(rule, n_buffers, n_coefficients, n_stored, n_by_row)                                                     \
     {                                                                                                                  \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                           \
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                    \
-        .sparse = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                               \
-        .sparse_float_grads = {[BF16] = rule##_bf16_float_grads, [F16] = rule##_f16_float_grads},                      \
+        SPARSE(rule)                                                                                                   \
         STORED_##n_stored(rule) ROW_MOMENTS_##n_by_row(rule)                                                           \
     },
-static const kernel kernels[] = {RULES(ENTRY)};
+#define AGING_ENTRY(rule, n_buffers, n_coefficients, n_aging)                                                          \
+    {.name = #rule, .buffers = n_buffers, .coefficients = n_coefficients, SPARSE(rule)},
+static const kernel kernels[] = {RULES(ENTRY) AGING_RULES(AGING_ENTRY)};
 
 const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,

@@ -45,8 +45,28 @@ static inline const void *advance_row_step(const row_batch *rows, const void *c,
     return (const char *)c + rows->set_of[++rows->steps[row]] * rows->set_size;
 }
 
-/* A kernel for tables of type P with gradients of type G. */
-#define ROWS(rule, n_buffers, P, G, real_, integer_, NAME)                                                             \
+/* For exact updates: set the step of a row's last update to this one. Returns the number of steps that the row missed, at
+ * most as many as there are coefficients for. */
+static inline int64_t advance_last_step(const row_batch *rows, int64_t row)
+{
+    const int32_t missed = rows->now - 1 - rows->steps[row];
+    rows->steps[row] = rows->now;
+    return missed < rows->max_missed ? missed : rows->max_missed;
+}
+
+/* Load the coefficients of a row into `values`, where they depend on the row. */
+#define BY_COUNT(rule, real_)                                                                                          \
+    if (rows->steps)                                                                                                   \
+        values = *(const struct rule##_##real_##_c *)advance_row_step(rows, c_, row);
+
+/* For exact updates: replace the aging coefficients, which are the last ones, by those for the steps that the row missed. */
+#define BY_MISSED_STEPS(rule, real_)                                                                                   \
+    const int64_t missed = advance_last_step(rows, row);                                                               \
+    memcpy((real_ *)(&values + 1) - rule##_AGING, (const real_ *)rows->aging + missed * rule##_AGING,                  \
+           rule##_AGING * sizeof(real_));
+
+/* A kernel for tables of type P with gradients of type G. ADVANCE is BY_COUNT or BY_MISSED_STEPS. */
+#define ROWS(rule, n_buffers, P, G, real_, integer_, NAME, ADVANCE)                                                    \
     static int64_t NAME(const row_batch *rows, const void *c_)                                                         \
     {                                                                                                                  \
         typedef real_ real_t;                                                                                          \
@@ -71,8 +91,7 @@ static inline const void *advance_row_step(const row_batch *rows, const void *c,
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                                \
             if (begin + GRADS_AHEAD < last)                                                                            \
                 prefetch_row(grads, rows->positions[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);             \
-            if (rows->steps)                                                                                           \
-                values = *(const struct rule##_##real_##_c *)advance_row_step(rows, c_, row);                          \
+            ADVANCE(rule, real_)                                                                                       \
             value_##P *restrict p = (value_##P *)rows->p + row * width;                                                \
             BUFFERS_##n_buffers(DECLARE_ROW)                                                                           \
             int64_t i = 0;                                                                                             \
@@ -82,14 +101,19 @@ static inline const void *advance_row_step(const row_batch *rows, const void *c,
         return aligned;                                                                                                \
     }
 
-#define ALL_ROWS(rule, buffers, ...)                                                                                   \
-    ROWS(rule, buffers, F32, F32, float, int32_t, rule##_f32_rows)                                                     \
-    ROWS(rule, buffers, F64, F64, double, int64_t, rule##_f64_rows)                                                    \
-    ROWS(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16_rows)                                                  \
-    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_float_grads)                                            \
-    ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows)                                                     \
-    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_float_grads)
-RULES(ALL_ROWS)
+#define ALL_ROWS(rule, buffers, ADVANCE)                                                                               \
+    ROWS(rule, buffers, F32, F32, float, int32_t, rule##_f32_rows, ADVANCE)                                            \
+    ROWS(rule, buffers, F64, F64, double, int64_t, rule##_f64_rows, ADVANCE)                                           \
+    ROWS(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16_rows, ADVANCE)                                         \
+    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_float_grads, ADVANCE)                                   \
+    ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows, ADVANCE)                                            \
+    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_float_grads, ADVANCE)
+#define LAZY_ROWS(rule, buffers, ...) ALL_ROWS(rule, buffers, BY_COUNT)
+#define EXACT_ROWS(rule, buffers, n_coefficients, n_aging)                                                             \
+    enum { rule##_AGING = n_aging };                                                                                   \
+    ALL_ROWS(rule, buffers, BY_MISSED_STEPS)
+RULES(LAZY_ROWS)
+AGING_RULES(EXACT_ROWS)
 
 /* The squared norm of a sparse gradient. Squares are added up in 16 lanes, so that every instruction set adds them in the
  * same order. */

@@ -176,6 +176,9 @@ static void update_bucket(sparse_step *step, int64_t bucket, distinct_rows *dist
     rows.steps = t->row_steps ? (int32_t *)t->row_steps + row : 0;
     rows.set_of = (const int32_t *)t->set_of;
     rows.set_size = sizeof(coefficients);
+    rows.aging = (const void *)t->aging;
+    rows.max_missed = (int32_t)t->max_missed;
+    rows.now = (int32_t)next_step(*(const float *)t->step);
     update_rows_fn *update;
     if (t->row_moments)
         update = k->row_moment_sparse[t->moments];

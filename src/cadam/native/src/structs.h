@@ -30,6 +30,9 @@ typedef struct {
     int64_t set_of;           /* address of int32 by step count: the number of the set of coefficients */
     int64_t coefficient_sets; /* number of sets of coefficients */
     int64_t grad_dtype;       /* enum dtype: that of the table, or F32 where the table has half precision */
+    int64_t aging;            /* address of the aging coefficients by number of missed steps, or 0 if updates are lazy;
+                                 else row_steps are the steps of the rows' last updates */
+    int64_t max_missed;       /* the largest number of missed steps that `aging` has coefficients for */
 } sparse_table;
 
 /* A parameter of a per-event model, see per_event_models.c. A dense parameter is one row. */

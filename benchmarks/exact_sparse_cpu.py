@@ -1,0 +1,94 @@
+"""Compare exact sparse updates with lazy ones on the CPU: time, bytes per row, and agreement with dense gradients.
+
+    python benchmarks/exact_sparse_cpu.py [time] [rounding]     # about two minutes
+
+`time` interleaves the steps of both on one thread and prints the median processor time of each, which other programs
+on the machine hardly change, and the median ratio of a round. `rounding` trains a
+table in float32 with exact sparse updates and another one with dense gradients, and counts the rows that differ by more
+than a learning rate: near a tie of the mask, rounding decides whether an element moves.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import cadam
+
+TABLES = [(1_000_000, 16), (300_000, 64)]
+IDS = 50_000
+WARM_UP, ROUNDS = 20, 100
+MODES = ("lazy", "exact")
+
+
+def zipf_ids(rng: np.random.Generator, rows: int, count: int) -> torch.Tensor:
+    """Return row numbers whose frequencies are about inversely proportional to their ranks."""
+    return torch.from_numpy(np.minimum(rows ** rng.random(count), rows - 1).astype(np.int64))
+
+
+def sparse_grad(table: torch.Tensor, ids: torch.Tensor, seed: int) -> torch.Tensor:
+    values = torch.randn(len(ids), table.shape[1], generator=torch.Generator().manual_seed(seed))
+    return torch.sparse_coo_tensor(ids[None], values, table.shape, check_invariants=False)
+
+
+def measure_time() -> None:
+    """Print the time of a step, its ratio, and the bytes of state per row."""
+    torch.set_num_threads(1)
+    for rows, width in TABLES:
+        rng, sides = np.random.default_rng(0), {}
+        for mode in MODES:
+            table = torch.nn.Parameter(torch.zeros(rows, width))
+            sides[mode] = table, cadam.CAdam([table], sparse_updates=mode)
+        times: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for round_number in range(WARM_UP + ROUNDS):
+            ids = zipf_ids(rng, rows, IDS)
+            for mode in MODES if round_number % 2 else MODES[::-1]:
+                table, optimizer = sides[mode]
+                table.grad = sparse_grad(table, ids, round_number)
+                start = time.process_time()
+                optimizer.step()
+                if round_number >= WARM_UP:
+                    times[mode].append(time.process_time() - start)
+        ratio = statistics.median(lazy / exact for lazy, exact in zip(*times.values(), strict=True))
+        print(f"{rows:,} rows of {width}, {IDS:,} ids a step")
+        for mode, (table, optimizer) in sides.items():
+            state: dict[str, Any] = optimizer.state[table]
+            size = sum(x.numel() * x.itemsize for x in state.values() if x.numel() >= rows)
+            print(f"  {mode}: {statistics.median(times[mode]) * 1e3:.2f} ms, {size / rows:.0f} bytes of state per row")
+        print(f"  speed of exact over lazy: {ratio:.2f}", flush=True)
+
+
+def measure_rounding(rows: int = 5000, width: int = 16, steps: int = 1000, lr: float = 1e-3) -> None:
+    """Print the share of rows that differ from dense gradients after many float32 steps."""
+    exact, lazy, dense = (torch.nn.Parameter(torch.zeros(rows, width)) for _ in range(3))
+    optimizers = [
+        cadam.CAdam([exact], lr=lr, sparse_updates="exact"),
+        cadam.CAdam([lazy], lr=lr),
+        cadam.CAdam([dense], lr=lr),
+    ]
+    rng = np.random.default_rng(1)
+    for step in range(steps):
+        exact.grad = lazy.grad = sparse_grad(exact, zipf_ids(rng, rows, 200), step).coalesce()
+        dense.grad = exact.grad.to_dense()
+        for optimizer in optimizers:
+            optimizer.step()
+    print(f"{steps:,} float32 steps on {rows:,} rows of {width}, compared with dense gradients:")
+    for name, table in {"exact": exact, "lazy": lazy}.items():
+        differ = (table - dense).abs().amax(1)
+        print(
+            f"  {name}: {(differ > lr).float().mean():.2%} of the rows differ by more than a learning rate, "
+            f"{(differ > lr / 1000).float().mean():.2%} by more than a thousandth of it"
+        )
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or ["time", "rounding"]
+    if "time" in chosen:
+        measure_time()
+    if "rounding" in chosen:
+        measure_rounding()

@@ -1,0 +1,256 @@
+"""`sparse_updates="exact"`: sparse steps with the result of dense gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cadam
+from cadam.rules.base import Rule, Step
+from cadam.rules.sparse_updates import LAST_STEPS
+
+from .family import CONFIDENT
+from .test_oracle import oracle_of, variants
+
+ROWS, WIDTH = 12, 5
+ENGINES: dict[str, dict[str, Any]] = {"native-rows": {"fused": True}, "rows": {"fused": False, "foreach": False}}
+EXACT: dict[str, Any] = {"sparse_updates": "exact", "weight_decay": 0.0}
+CASES = [pytest.param(name, o, id=f"{name}-{o}") for name, cls in CONFIDENT.items() for o in variants(cls)]
+
+
+def batches(steps: int, seed: int = 0, rows: int = ROWS, width: int = WIDTH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield ids with duplicates and their gradients; some batches are empty, and low ids are much more frequent."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        count = 0 if step % 7 == 3 else 4
+        ids = (rows * rng.random(count) ** 3).astype(np.int64)
+        yield ids, rng.integers(-16, 17, (count, width)) / 16
+
+
+def dense(ids: np.ndarray, values: np.ndarray, rows: int = ROWS) -> np.ndarray:
+    grad = np.zeros((rows, values.shape[1]))
+    np.add.at(grad, ids, values)
+    return grad
+
+
+def set_grad(param: torch.Tensor, ids: np.ndarray, values: np.ndarray) -> None:
+    param.grad = torch.sparse_coo_tensor(
+        torch.from_numpy(ids)[None], torch.from_numpy(values).to(param.dtype), param.shape, check_invariants=False
+    )
+
+
+def table(dtype: torch.dtype = torch.float64, rows: int = ROWS, width: int = WIDTH) -> torch.nn.Parameter:
+    start = np.random.default_rng(9).standard_normal((rows, width))
+    return torch.nn.Parameter(torch.from_numpy(start).to(dtype))
+
+
+def moments(optimizer: cadam.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the moments of the only table after the steps that its rows have missed."""
+    state: dict[str, torch.Tensor] = cadam.for_torch(optimizer.state_dict())["state"][0]
+    assert LAST_STEPS not in state
+    return {name: value for name, value in state.items() if name != "step"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_float64_agrees_with_the_dense_oracle(name: str, options: dict[str, Any], engine: str) -> None:
+    param = table()
+    cls = CONFIDENT[name]
+    expected = oracle_of(cls, param.detach().numpy(), **options, lr=0.03)
+    optimizer = cls([param], lr=0.03, **options, **EXACT, **ENGINES[engine])
+    for step, (ids, values) in enumerate(batches(60)):
+        set_grad(param, ids, values)
+        assert optimizer.explain()[0].engine == engine
+        optimizer.param_groups[0]["lr"] = expected.options["lr"] = 0.03 * 0.97**step
+        expected.step(dense(ids, values))
+        optimizer.step()
+    np.testing.assert_allclose(param.detach(), expected.param, rtol=0, atol=1e-12)
+    entry = optimizer.state_dict()["state"][0]
+    if "exp_avg" in entry:
+        aged = moments(optimizer)
+        for buffer in expected.state.keys() - {"max_exp_avg_sq"}:  # `for_torch` converts the maximum
+            np.testing.assert_allclose(aged[buffer], expected.state[buffer], rtol=0, atol=1e-12)
+
+
+def test_lazy_updates_do_not_agree_with_dense_gradients() -> None:
+    results = []
+    for mode in ("lazy", "exact"):
+        param = table()
+        optimizer = cadam.CAdam([param], lr=0.03, sparse_updates=mode)
+        for ids, values in batches(60):
+            set_grad(param, ids, values)
+            optimizer.step()
+        results.append(param.detach())
+    assert (results[0] - results[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CONFIDENT)
+def test_one_float32_step_from_the_same_state_agrees_to_rounding(name: str, engine: str) -> None:
+    exact, expected = table(torch.float32), table(torch.float32)
+    ours = CONFIDENT[name]([exact], lr=0.03, **EXACT, **ENGINES[engine])
+    theirs = CONFIDENT[name]([expected], lr=0.03, weight_decay=0.0)
+    *before, (ids, values) = batches(32)
+    for each_ids, each in before:
+        set_grad(exact, each_ids, each)
+        ours.step()
+    state = ours.state_dict()
+    expected.data.copy_(exact.data)
+    theirs.load_state_dict(state)  # its first step has a dense gradient, before which all rows catch up
+    set_grad(exact, ids, values)
+    expected.grad = torch.from_numpy(dense(ids, values)).float()
+    ours.step()
+    theirs.step()
+    torch.testing.assert_close(exact, expected, rtol=3e-6, atol=3e-7)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_wider_than_a_quantized_row(engine: str) -> None:
+    param, width = table(width=1100), 1100
+    expected = oracle_of(cadam.CAdam, param.detach().numpy(), lr=0.03)
+    optimizer = cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine])
+    for ids, values in batches(5, width=width):
+        set_grad(param, ids, values)
+        expected.step(dense(ids, values))
+        optimizer.step()
+    np.testing.assert_allclose(param.detach(), expected.param, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_changes_between_steps(engine: str) -> None:
+    """Other betas, dense gradients, lazy updates for a while and a checkpoint: all count from their step on."""
+    param, reference = table(), table()
+    ours = cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine])
+    theirs = cadam.CAdam([reference], lr=0.03)
+    for step, (ids, values) in enumerate(batches(40)):
+        if step == 10:
+            for each in (ours, theirs):
+                each.param_groups[0]["betas"] = (0.5, 0.9)
+        if step == 20:
+            state = ours.state_dict()
+            ours = cadam.CAdam([param], lr=1.0, **EXACT, **ENGINES[engine])
+            ours.load_state_dict(state)
+            for each in (ours, theirs):
+                each.param_groups[0]["betas"] = (0.8, 0.95)
+        reference.grad = torch.from_numpy(dense(ids, values))
+        if step % 8 == 5:
+            param.grad = reference.grad.clone()
+        else:
+            set_grad(param, ids, values)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(param, reference, rtol=0, atol=1e-12)
+    for mode in ("lazy", "exact"):
+        ours.param_groups[0]["sparse_updates"] = mode
+        set_grad(param, np.array([0]), np.ones((1, WIDTH)))
+        ours.step()
+        assert (LAST_STEPS in ours.state[param]) == (mode == "exact")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_resumed_run_is_identical(engine: str) -> None:
+    params = table(torch.float32), table(torch.float32)
+    first, resumed = (cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine]) for param in params)
+    for step, (ids, values) in enumerate(batches(20)):
+        if step == 10:
+            params[1].data.copy_(params[0].data)
+            resumed.load_state_dict(first.state_dict())
+        for param, optimizer in zip(params, (first, resumed), strict=True):
+            set_grad(param, ids, values)
+            if step >= 10 or optimizer is first:
+                optimizer.step()
+    assert torch.equal(*params)
+    assert torch.equal(first.state[params[0]][LAST_STEPS], resumed.state[params[1]][LAST_STEPS])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"confidence": False}, "needs confidence=True"),
+        ({"weight_decay": 0.1}, "needs weight_decay=0"),
+        ({"weight_decay": 0.1, "decoupled_weight_decay": True}, "needs weight_decay=0"),
+        ({"moments": "int8"}, "needs moments='float32'"),
+        ({"second_moment": "row"}, "needs moments='float32'"),
+        ({"row_steps": True}, "row_steps=True"),
+        ({"capturable": True}, "capturable=True"),
+        ({"betas": (torch.tensor(0.9), torch.tensor(0.99))}, "plain numbers"),
+        ({"sparse_updates": "eager"}, "'lazy' or 'exact'"),
+    ],
+    ids=str,
+)
+def test_what_exact_updates_do_not_support(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cadam.CAdam([table()], **{"sparse_updates": "exact", **options})
+    param = table()
+    optimizer = cadam.CAdam([param], sparse_updates="exact")
+    optimizer.param_groups[0].update(options)
+    set_grad(param, np.array([1]), np.ones((1, WIDTH)))
+    before = param.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(ValueError, match=r"betas\[1\] must differ"):
+        cadam.CAdaBelief([table()], betas=(0.9, 0.81), **EXACT)
+    plain = Rule("plain", {"lr": 0.1}, lambda o: {}, lambda t, o, f: {}, lambda g, s, c, f: Step(g, g, {}))
+    own = type("Own", (cadam.Optimizer,), {"rule": plain})
+    with pytest.raises(ValueError, match=r"Rule\.age"):
+        own([table()], **EXACT)
+    param = table()
+    optimizer = cadam.CAdam([param], **EXACT)
+    param.grad = torch.ones_like(param).to_sparse()
+    with pytest.raises(RuntimeError, match="one sparse dimension"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="parameters of an optimizer only"):
+        cadam.sparse_update.new_state(torch.zeros(3, 2), **EXACT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_step_counts_beyond_those_of_float32_are_refused(engine: str) -> None:
+    param = table()
+    optimizer = cadam.CAdam([param], **EXACT, **ENGINES[engine])
+    set_grad(param, np.array([1]), np.ones((1, WIDTH)))
+    optimizer.step()
+    optimizer.state[param]["step"].fill_(2**24)
+    before = param.detach().clone()
+    with pytest.raises(OverflowError, match="16,777,216 steps"):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({LAST_STEPS: torch.zeros(3, 1, dtype=torch.int32)}, "row_last_steps is torch.int32 of shape"),
+        ({LAST_STEPS: torch.full((ROWS, 1), 9, dtype=torch.int32)}, "steps after step 1"),
+        ({"row_aging_options": None}, "only one of"),
+    ],
+    ids=["shape", "future", "one of two"],
+)
+def test_a_state_that_does_not_fit_is_not_loaded(change: dict[str, Any], message: str) -> None:
+    param = table()
+    optimizer = cadam.CAdam([param], **EXACT)
+    set_grad(param, np.array([1]), np.ones((1, WIDTH)))
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0] = {k: v for k, v in {**saved["state"][0], **change}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        cadam.CAdam([table()], **EXACT).load_state_dict(saved)
+
+
+def test_explain_says_how_a_table_is_updated() -> None:
+    param = table()
+    optimizer = cadam.CAdam([param], **EXACT)
+    set_grad(param, np.array([1]), np.ones((1, WIDTH)))
+    optimizer.step()
+    assert "exact sparse updates" in str(optimizer.explain())
+    assert param.grad is not None
+    param.grad = param.grad.to_dense()
+    assert "92% of its rows have no gradient" in str(optimizer.explain())
+    assert "of its rows" not in str(cadam.Adam([param]).explain())
