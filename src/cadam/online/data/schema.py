@@ -435,6 +435,40 @@ class Schema:
             batch.missing_columns = {name: count for name, mask in masks.items() if (count := int(mask.sum()))}
         return batch
 
+    def convert_labels(self, ids: Sequence[Any], values: Sequence[Any], where: Callable[[int], str]) -> Batch:
+        """Convert labels that arrive separately from their events.
+
+        Args:
+            ids: The ids of the events, raw values of the id column.
+            values: Raw values of the column of the label.
+            where: Returns the position of a label in its source, for rejected labels.
+
+        Returns:
+            The labels and the rejected ones.
+
+        Raises:
+            ValueError: If the schema has no id.
+        """
+        if "id" not in self.roles:
+            raise ValueError("labels cannot arrive separately, because the schema has no id")
+        name, kind = self.roles["id"]
+        keys, problems = convert(ids, kind)
+        labels, label_problems = self.target.labels(values, False)
+        reasons = {
+            row: f"{name}: {problem}" if problem else f"missing field {name!r}" for row, problem in problems.items()
+        }
+        for row, problem in label_problems.items():
+            column = self.target.column
+            reasons.setdefault(row, f"{column}: {problem}" if problem else f"missing field {column!r}")
+        for row, problem in self._label_problems(labels).items():
+            reasons.setdefault(row, f"{self.label}: {problem}")
+        is_valid = np.ones(len(ids), dtype=bool)
+        is_valid[list(reasons)] = False
+        batch = Batch(rejected=[_reject(reasons[row], where(row), _show({name: ids[row]})) for row in sorted(reasons)])
+        if is_valid.any():
+            batch.labels = Labels(keys[is_valid], labels[is_valid])
+        return batch
+
     def find_absent(
         self, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
     ) -> dict[str, Array]:
