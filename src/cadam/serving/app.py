@@ -9,12 +9,13 @@ import asyncio
 import base64
 import hmac
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -256,8 +257,10 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of the learner and of all front processes."""
         STALENESS.set(self.state.staleness)
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry = REGISTRY
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # the supervisor sets it, because there may be several processes
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         own = f"# TYPE cadam_learner_up gauge\ncadam_learner_up {int(self.state.learner_is_running())}\n"
         text = generate_latest(registry) + self.state.status.metrics + own.encode()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
