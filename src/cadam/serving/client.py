@@ -65,7 +65,7 @@ class Retries:
 
     def seconds(self, attempt: int, response: httpx.Response | None) -> float:
         """Return the pause after an attempt, counted from 0; a Retry-After of the service is respected."""
-        asked = response.headers.get("retry-after", "") if response is not None else ""
+        asked: str = response.headers.get("retry-after", "") if response is not None else ""
         planned = min(self.longest_pause, self.pause * 2**attempt) * random.uniform(0.5, 1)
         return max(planned, min(float(asked), self.longest_pause)) if asked.isdigit() else planned
 

@@ -192,10 +192,15 @@ class EventLog:
             return [Entry(*row) for row in rows]
 
     def last_number(self) -> int:
-        """Return the number of the last entry that was ever written, also if it was deleted since."""
+        """Return the number of the last entry, or the largest number that was ever given if all were deleted.
+
+        Numbers are not always consecutive: a repeated entry may use up a number.
+        """
         with self._errors():
-            row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
-        return 0 if row is None else int(row[0])
+            row = self._connection.execute("SELECT max(number) FROM entries").fetchone()
+            if row[0] is None:
+                row = self._connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+        return int(row[0] or 0)
 
     def oldest_label_time(self, after: int) -> float | None:
         """Return the time of the first label after a position, None if there is none."""

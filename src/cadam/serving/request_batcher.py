@@ -178,7 +178,8 @@ class RequestBatcher(threading.Thread):
         try:
             self._process(active, outcomes)
         except (LogUnavailableError, NotReadyError) as error:
-            logger.warning("%s", error)
+            if isinstance(error, LogUnavailableError):
+                logger.warning("%s", error)
             outcomes |= {id(request): unavailable(str(error)) for request in active}
         except Exception as error:  # a defect must neither end the thread nor leave a client without an answer
             logger.exception("requests failed")

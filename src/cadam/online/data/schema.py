@@ -305,9 +305,9 @@ class Schema:
         return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show, absent=absent)
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
-        """Convert records for scoring; label, id, user and time are ignored.
+        """Convert records for scoring; label, user and time are ignored.
 
-        To learn from labels that arrive later, keep the ids with `convert_records`.
+        If every record has the id, the events keep it, so that labels can arrive later.
 
         A record that has none of the features is rejected even if all of them may be missing, because its columns must
         have other names.
@@ -330,10 +330,15 @@ class Schema:
         found = [{name: find_field(record, name) for name in self.features} for record in records]
         rows = [row for row, values in enumerate(found) if any(value is not ABSENT for value in values.values())]
         features = [{name: value for name, value in found[row].items() if value is not ABSENT} for row in rows]
-        features_only = replace(self, id=None, user=None, time=None, weight=None)
+        id_name = self.roles["id"][0] if "id" in self.roles else ""
+        ids = [find_field(record, id_name) for record in records] if id_name else [None]
+        has_ids = not any(key is ABSENT or key is None for key in ids)
+        if has_ids:
+            features = [{**values, id_name: ids[row]} for values, row in zip(features, rows, strict=True)]
+        relevant = replace(self, id=self.id if has_ids else None, user=None, time=None, weight=None)
         batch = Batch()
         if features or not records:
-            batch = features_only.convert_records(features, list(map(str, rows)), text=text)
+            batch = relevant.convert_records(features, list(map(str, rows)), text=text)
         reason = f"the event has none of the model's columns ({', '.join(self.features)})"
         for row in set(range(len(records))).difference(rows):
             batch.rejected.append(_reject(reason, str(row), _show(records[row])))
