@@ -51,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a request is repeated if the service cannot be reached or answers that it is overloaded.
+    """The number of attempts and the pauses of a request, if the service cannot be reached or is overloaded.
 
     Args:
         attempts: the number of attempts in total.
@@ -67,11 +67,11 @@ class Retries:
         """Return the pause after an attempt, counted from 0; a Retry-After of the service is respected."""
         asked: str = response.headers.get("retry-after", "") if response is not None else ""
         planned = min(self.longest_pause, self.pause * 2**attempt) * random.uniform(0.5, 1)
-        return max(planned, min(float(asked), self.longest_pause)) if asked.isdigit() else planned
+        return float(max(planned, min(float(asked), self.longest_pause)) if asked.isdigit() else planned)
 
 
 class _Requests:
-    """What both clients have in common: the requests, and what their answers mean."""
+    """The requests of both clients, and the meaning of their answers."""
 
     def __init__(self, url: str, token: str | None, id_column: str, retries: Retries, timeout: float) -> None:
         self.id_column, self.retries = id_column, retries

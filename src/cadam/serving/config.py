@@ -35,7 +35,7 @@ MIN_TOKEN_LENGTH = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may take, and how many requests may wait.
+    """Limits of a request, and of the number of requests that wait.
 
     Args:
         body: the largest body of a request in bytes.
@@ -160,7 +160,7 @@ def with_id_and_time(schema: Schema) -> Schema:
 def without_label(schema: Schema) -> Schema:
     """Return the schema by which events are converted: a value in the column of the label is ignored.
 
-    In the log, labels are entries of their own.
+    In the log, labels are separate entries.
     """
     return replace(schema, label=_unused("label", schema.column_names()), binary=False)
 

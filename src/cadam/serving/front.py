@@ -27,7 +27,7 @@ from .processes import prepare_process, watch_parent
 RESERVED_FILES = 64
 """The number of open files that are left for the log, snapshots and libraries."""
 SWITCH_SECONDS = 0.0005
-"""How long one thread may run before another gets its turn. Python's default is ten times as long."""
+"""The time that one thread may run before another gets its turn. Python's default is ten times as long."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

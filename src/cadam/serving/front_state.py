@@ -1,4 +1,4 @@
-"""What a front process knows: the model in use, the requests that wait, and the last report of the learner."""
+"""The state of a front process: the model in use, the requests that wait, and the last report of the learner."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from .versions import Versions
 logger = logging.getLogger("cadam.serving")
 
 SECONDS_TO_WAIT_FOR_FOLDER = 20.0
-"""How long to wait for the learner of an earlier service to release the checkpoint folder."""
+"""The time to wait for the learner of an earlier service to release the checkpoint folder."""
 
 
 def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], None]] = ()) -> Learner:

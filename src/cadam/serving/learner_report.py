@@ -21,7 +21,7 @@ from .versions import Versions
 logger = logging.getLogger("cadam.serving")
 
 STATUS_FILE = "learner.json"
-"""What the learner reports to the front processes, in the runtime folder."""
+"""The report of the learner to the front processes, in the runtime folder."""
 SECONDS_BETWEEN_REPORTS = 0.5
 
 

@@ -32,7 +32,7 @@ class LogSource(Source):
     produced again, so the learner reaches the same state as if it had never stopped.
 
     Args:
-        log: the log, in a connection of its own.
+        log: the log, in a separate connection.
         schema: the schema of the events, with an id.
         batch_size: the largest number of entries per batch.
         follow: whether to wait for more entries at the end.

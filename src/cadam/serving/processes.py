@@ -1,4 +1,4 @@
-"""What the processes of a service have in common."""
+"""Functions that all processes of a service share."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MAX_ID_LENGTH = 200
 MAX_EVENTS_TOGETHER = 4_096
 """Requests are taken together up to this number of events and labels."""
 RETRY_SECONDS = 1
-"""When a client that got status 503 should try again."""
+"""The number of seconds after which a client that got status 503 should try again."""
 
 Record = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Request:
     deadline: float
     answer: Callable[[Any], None]
     entries: list[Entry] = field(default_factory=list)
-    """What the request writes to the log."""
+    """The entries that the request writes to the log."""
     response: dict[str, Any] = field(default_factory=dict)
 
 
@@ -290,7 +290,7 @@ class RequestBatcher(threading.Thread):
         labels: Sequence[Any],
         problems: dict[tuple[int, int], str],
     ) -> None:
-        """Check the labels of events that are to be learned."""
+        """Check the labels of events that will be learned."""
         rows = [row for row, (number, _) in enumerate(owners) if requests[number].kind == "learn"]
         if rows:
             ids = [records[row][self.id_column] for row in rows]

@@ -36,7 +36,7 @@ class NotReadyError(RuntimeError):
 
 @dataclass(frozen=True)
 class SnapshotInfo:
-    """Which state of the model a snapshot has.
+    """The state of the model that a snapshot has.
 
     Args:
         generation: the number of rollbacks before it.

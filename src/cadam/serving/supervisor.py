@@ -23,7 +23,7 @@ from .config import ServiceConfig
 logger = logging.getLogger("cadam.serving")
 
 SECONDS_TO_END = 30.0
-"""How long a process may take to end before it is killed: the learner writes a checkpoint."""
+"""The time that a process may take to end before it is killed: the learner writes a checkpoint."""
 SECONDS_BETWEEN_CHECKS = 0.05
 STABLE_SECONDS = 10.0
 """A process that has run for longer is restarted at once if it dies."""
