@@ -128,7 +128,7 @@ class EventLog:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise LogUnavailableError for errors of the disk and of locks, and ValueError for a file that is not a log."""
+        """Raise LogUnavailableError for errors of the disk and of locks, ValueError for a file that is not a log."""
         try:
             yield
         except sqlite3.OperationalError as error:

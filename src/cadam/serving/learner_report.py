@@ -76,8 +76,11 @@ class StatusFile:
         message = status_message(self.title, self.started, families, point)
         message["covered"], message["time"] = self._covered, time.time()
         new = self.path.with_name(f".{self.path.name}.new")
-        new.write_text(json.dumps(message))
-        os.replace(new, self.path)
+        try:
+            new.write_text(json.dumps(message))
+            os.replace(new, self.path)
+        except OSError as error:
+            logger.error("the status of the learner could not be written: %s", error)
         try:
             if len(self.log.rollbacks()) > len(self.source.rollbacks):
                 raise RollbackRequestedError

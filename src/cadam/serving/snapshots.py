@@ -112,7 +112,11 @@ class SnapshotPublisher:
                 logger.error("the model has diverged: version %s stays in use", self.published.version)
             self.is_diverged = True
             return
-        write_snapshot(self.path, weights, info)
+        try:
+            write_snapshot(self.path, weights, info)
+        except OSError as error:  # predictions continue with the snapshot before; the next one is tried in time
+            logger.error("the snapshot of version %s could not be written: %s", info.version, error)
+            return
         self.is_diverged, self.published, self._published_steps = False, info, learner.steps
         self.bytes = self.path.stat().st_size
 
@@ -132,7 +136,12 @@ def _has_finite_weights(model: nn.Module) -> bool:
 
 
 def write_snapshot(path: Path, weights: Mapping[str, Tensor], info: SnapshotInfo) -> None:
-    """Replace a snapshot. It is not flushed to disk, because it can be computed again."""
+    """Replace a snapshot. It is not flushed to disk, because it can be computed again.
+
+    Raises:
+        OSError: if it cannot be written. The snapshot before it is then unchanged.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -142,7 +151,10 @@ def write_snapshot(path: Path, weights: Mapping[str, Tensor], info: SnapshotInfo
         addresses.add(value.data_ptr())
         tensors[name] = value.clone() if is_shared else value.contiguous()
     new = path.with_name(f".{path.name}.new")
-    save_file(tensors, new, {"info": json.dumps(asdict(info))})
+    try:
+        save_file(tensors, new, {"info": json.dumps(asdict(info))})
+    except SafetensorError as error:
+        raise OSError(f"{new}: {error}") from error
     os.replace(new, path)
 
 

@@ -18,6 +18,7 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from ..online.models.model_file import UsageError
+from ..online.persistence.checkpoints import list_checkpoints
 from .config import ServiceConfig
 
 logger = logging.getLogger("cadam.serving")
@@ -124,7 +125,11 @@ class Supervisor:
             raise UsageError(f"{host}:{port}: {error.strerror or error}; give another --address") from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._listener.getsockname()[1]}/"
-        metrics = config.runtime_folder() / "metrics"
+        self._runtime = config.runtime_folder()
+        if not list_checkpoints(config.path):  # what is left there belongs to a service that was deleted
+            shutil.rmtree(self._runtime)
+            self._runtime = config.runtime_folder()
+        metrics = self._runtime / "metrics"
         shutil.rmtree(metrics, ignore_errors=True)
         metrics.mkdir()
         descriptor = self._listener.fileno()
@@ -154,6 +159,7 @@ class Supervisor:
             self._listener.close()
             for child in (*self.fronts, self.learner):  # the learner also learns what the fronts have just accepted
                 child.end()
+            shutil.rmtree(self._runtime, ignore_errors=True)
             self._lock.release()
 
     def stop(self) -> None:
