@@ -31,6 +31,9 @@ SCHEMA = {
     "label": "click",
 }
 
+MAX_IN_FLIGHT = 400
+"""Requests beyond this number that wait for an answer are counted, but not sent."""
+
 
 class Connection:
     """One HTTP connection with keep-alive, without a library, so that the client costs little."""
@@ -58,12 +61,23 @@ class Load:
         self.latencies: dict[str, list[float]] = {"/predict": [], "/feedback": []}
         self.statuses: dict[str, Counter[Any]] = {"/predict": Counter(), "/feedback": Counter()}
         self.answered: deque[str] = deque(maxlen=10_000)
+        self.in_flight = 0
 
     def event(self) -> dict[str, Any]:
         fields = {f"field_{n}": self.generator.randrange(5_000) for n in range(8)}
         return {**fields, "price": self.generator.random(), "age": self.generator.randrange(90)}
 
     async def send(self, path: str, content: Any, due: float) -> None:
+        if self.in_flight >= MAX_IN_FLIGHT:
+            self.statuses[path]["not sent"] += 1
+            return
+        self.in_flight += 1
+        try:
+            await self._send(path, content, due)
+        finally:
+            self.in_flight -= 1
+
+    async def _send(self, path: str, content: Any, due: float) -> None:
         connection = self.free.pop() if self.free else Connection(self.port)
         try:
             status, body = await asyncio.wait_for(connection.post(path, content), 15)
@@ -128,13 +142,14 @@ def main() -> None:
     parser.add_argument("--predict", type=float, default=500, help="predictions per second")
     parser.add_argument("--feedback", type=float, default=100, help="labels per second")
     parser.add_argument("--workers", default="1")
+    parser.add_argument("--max-waiting", default="2000", help="events that may wait in the service")
     parser.add_argument("--warm-up", type=float, default=3, help="seconds of half the load that are not measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         schema = Path(folder, "schema.json")
         schema.write_text(json.dumps(SCHEMA))
         command = [sys.executable, "-m", "cadam", "serve", f"{folder}/service", "--schema", str(schema)]
-        command += ["--address", "0", "--workers", options.workers]
+        command += ["--address", "0", "--workers", options.workers, "--max-waiting", options.max_waiting]
         service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert service.stdout is not None

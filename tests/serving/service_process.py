@@ -89,10 +89,11 @@ class Service:
         self.log.close()
 
     def abandon(self) -> None:
-        """End the service if a test has failed."""
+        """End the service if a test has not done so, and delete what it has left in shared memory."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(ServiceConfig(str(self.folder), "linear", {}).runtime_folder(), ignore_errors=True)
 
 
 @contextmanager
