@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import cadam
 from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner, Schema
 from cadam.online.labels.pending import ResolvedIds
+from cadam.online.persistence.checkpoint_schedule import CheckpointOptions
 from tests.online.streams import Replayed, Small, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
@@ -796,12 +797,12 @@ def test_a_warm_start_loads_a_checkpoint_of_torch_adam(tmp_path: Path) -> None:
 def test_labels_by_text_id_are_an_error_if_the_events_had_no_ids() -> None:
     schema = Schema({"user": "category:30", "item": "category:20", "price": "number"}, label="click", id="event:text")
     records = [{"event": "e1", "user": 1, "item": 2, "price": 0.5}]
-    without, with_ids = schema.encode(records).events, schema.convert_records(records, ["first"]).events
+    without, with_ids = (schema.encode(part).events for part in ([{**records[0], "event": None}], records))
     assert without is not None
     assert with_ids is not None
     ours = learner()
     ours.predict(without)
-    with pytest.raises(ValueError, match=r"'e1'.*convert_records"):
+    with pytest.raises(ValueError, match=r"'e1'.*id column"):
         ours.observe(["e1"], [1.0])
     ours.observe([0], [1.0])
     assert ours.learned == 1
@@ -809,3 +810,29 @@ def test_labels_by_text_id_are_an_error_if_the_events_had_no_ids() -> None:
     other.predict(with_ids)
     other.observe(["e1"], [1.0])
     assert other.learned == 1
+
+
+def test_predict_and_observe_save_on_schedule(tmp_path: Path) -> None:
+    schema = Schema({"price": "number"}, label="click", id="key:text")
+    ours = Learner(
+        model := _Column(nn.Linear(1, 1)),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.functional.binary_cross_entropy_with_logits,
+        checkpoint=CheckpointOptions(tmp_path, every=2),
+    )
+    for number in range(4):
+        encoded = schema.encode([{"key": f"e{number}", "price": number}]).events
+        ours.predict(present(encoded))
+    assert sorted(files(tmp_path))[:2] == [f"checkpoint-{number:012d}.safetensors" for number in (1, 2)]
+    ours.observe(["e1"], [1.0])
+    assert ours.learned == 1, "the ids have travelled with the encoded events"
+    ours.close()
+
+
+class _Column(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, price: Tensor) -> Tensor:
+        return self.linear(price[:, None])[:, 0]

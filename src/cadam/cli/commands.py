@@ -38,13 +38,16 @@ class Command:
     implementation: str
     """`MODULE:FUNCTION` of the function that takes the parsed options and returns the exit code."""
     packages: tuple[str, ...] = ()
-    """Packages of the extra `online` without which the command cannot run."""
+    """Packages without which the command cannot run."""
+    extra: str = "online"
+    """The extra that installs these packages."""
 
     @property
     def advice(self) -> str:
         """The packages to install before the command can run, as advice; empty if it can run."""
         missing = [package for package in self.packages if find_spec(package) is None]
-        return f"needs {' and '.join(missing)}: in a clone of the project, pip install '.[online]'" if missing else ""
+        install = f"in a clone of the project, pip install '.[{self.extra}]'"
+        return f"needs {' and '.join(missing)}: {install}" if missing else ""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the arguments of this command to its parser."""
@@ -78,6 +81,28 @@ COMMANDS = (
         "Infer the schema of data: what each column is, and why. The schema is written as JSON and can be edited.",
         "cadam.cli.arguments:add_schema_arguments",
         "cadam.cli.schema:run",
+    ),
+    Command(
+        "serve",
+        "Serve a model over HTTP that learns from its feedback: predictions, a durable log of events, and snapshots.",
+        "cadam.cli.serve_arguments:add_serve_arguments",
+        "cadam.cli.serve:run",
+        ("starlette", "uvicorn", "httptools", "safetensors", "prometheus_client"),
+        "serve",
+    ),
+    Command(
+        "versions",
+        "List the versions of a service, or give one a tag.",
+        "cadam.cli.serve_arguments:add_versions_arguments",
+        "cadam.cli.versions:list_versions",
+        ("safetensors",),
+    ),
+    Command(
+        "rollback",
+        "Let a service, running or not, continue from an earlier version.",
+        "cadam.cli.serve_arguments:add_rollback_arguments",
+        "cadam.cli.versions:roll_back",
+        ("safetensors",),
     ),
     Command(
         "export",

@@ -261,6 +261,9 @@ class DistributedLearner(Learner):
     def _is_save_due(self) -> bool:
         return self._save_due
 
+    def _save_if_due(self) -> None:
+        """Do nothing: ranks agree on a checkpoint in the rounds of `run` only."""
+
     def agree(self, *, has_ended: bool, has_batch: bool) -> tuple[bool, bool]:
         """Agree with the other ranks on the next round: whether to stop after it, and whether to save then.
 

@@ -274,6 +274,13 @@ class Learner:
     def _is_save_due(self) -> bool:
         return self.schedule is not None and self.schedule.is_due(self.events)
 
+    def _save_if_due(self) -> None:
+        """Save a checkpoint if one is due, for callers that use `predict`, `observe` and `learn` instead of `run`."""
+        if self.schedule is not None:
+            self.schedule.has_unsaved_events = True
+            if self._is_save_due():
+                self.save()
+
     def _end(self, is_saved: bool) -> None:
         """Call the last reports, write the rest of the log, and save the state."""
         for report in self.reports:
@@ -290,6 +297,8 @@ class Learner:
     def predict(self, events: Events) -> Array:
         """Predict events, which wait for their labels from now on. Labels among them are ignored.
 
+        Like `observe` and `learn`, it saves a checkpoint if one is due.
+
         Args:
             events: new events.
 
@@ -302,6 +311,7 @@ class Learner:
         columns.pop("label", None)
         self._resolve(self.join.add_events(columns))
         self._expire_and_train()
+        self._save_if_due()
         return scores
 
     def observe(self, ids: Any, labels: Any) -> None:
@@ -319,11 +329,12 @@ class Learner:
         keys = as_key_array(ids, "ids")
         if self._has_ids is False and any(isinstance(key, str) for key in keys.tolist()):
             raise ValueError(
-                f"the label of {keys[0]!r} matches no event, because the events have no ids: encode them with "
-                "Schema.convert_records, which keeps ids (Schema.encode does not), or give the numbers of the events"
+                f"the label of {keys[0]!r} matches no event, because the events have no ids: give all records the "
+                "id column of the schema before they are encoded, or give the numbers of the events"
             )
         self._match_labels(Labels(keys, labels))
         self._train()
+        self._save_if_due()
 
     def learn(self, events: Events) -> Array:
         """Predict events, then learn those that have labels. The others wait for their labels.
@@ -336,6 +347,7 @@ class Learner:
         """
         scores = self._process_events(events)
         self._expire_and_train()
+        self._save_if_due()
         return scores
 
     def finish(self) -> None:

@@ -105,7 +105,7 @@ def read_config(options: argparse.Namespace, folder: Path | None = None, quiet: 
         UsageError: if the options are invalid, or contradict the files in the folder.
     """
     uri, device = data_uri(options), select_device(options.device)
-    model, settings = _choose_model(options, folder)
+    model, settings = choose_model(options, folder)
     if not is_model_file(model) and model not in models.MODELS:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
     schema, inferred = _choose_schema(options, uri, model, folder)
@@ -342,7 +342,7 @@ def absolute_location(model: str) -> str:
     return f"{Path(file).resolve()}:{function}" if file else model
 
 
-def _choose_model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[str, Any]]:
+def choose_model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[str, Any]]:
     """Take the model and its settings from the options, from the checkpoint folder, or from the defaults."""
     settings: dict[str, Any] = {}
     if options.width is not None:

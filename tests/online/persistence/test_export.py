@@ -8,9 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,6 @@ from cadam.online.persistence.export import LoadedModel, export
 from tests.cli.test_run import HERE, MODEL, run
 from tests.documented import blocks
 from tests.online.data.test_sources import write_jsonl
-from tests.online.kafka_broker import free_port
 from tests.online.streams import SCHEMA, build, events, learner, table
 
 SERVE = Path(__file__).parents[3] / "docs" / "serve.md"
@@ -279,28 +275,19 @@ def test_a_model_that_cannot_be_exported_leaves_its_weights_and_a_reason(tmp_pat
     assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model.pt", "model.schema.json"]
 
 
-def post(url: str, body: bytes) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=20) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
 def test_the_page_works_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = SERVE.read_text()
     exec(next(b.code for b in blocks(SERVE.with_name("your_data.md")) if b.language == "python"), {})
     for block in blocks(SERVE):
-        if "tested in" not in block.marks:
+        if not block.marks.get("tested in", "").endswith("test_export.py"):
             continue
         names: dict[str, Any] = {}
         for line in block.code.splitlines() if block.language == "sh" else ():
             if line.startswith("cadam "):
                 assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
-        if block.language == "python" and "do_POST" not in block.code:
+        if block.language == "python":
             exec(block.code, names)
         if "loaded" in names:
             likely, unlikely = names["loaded"].predict([names["event"], {**names["event"], "item_id": 6}])
@@ -309,43 +296,6 @@ def test_the_page_works_from_its_first_command_to_its_last(
             assert torch.allclose(
                 names["scores"], torch.from_numpy(load_model("runs/clicks").predict([names["event"]]))
             )
-    (body,) = re.findall(r"curl -d '(.*?)'", page)
-    (rejected,) = load_model("runs/clicks").encode(json.loads(body)).rejected
-    assert f"The second event is rejected: `{rejected.reason}`" in page
-    assert rejected.where == "1"
-
-
-def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(state: Path, exported: Path) -> None:
-    code = next(block.code for block in blocks(SERVE) if "do_POST" in block.code)
-    (exported / "serve.py").write_text(code)
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/"
-    columns = {name: values.tolist() for name, values in table(200, seed=4).items()}
-    raw = [{name: values[row] for name, values in columns.items()} for row in range(200)]
-    expected = torch.sigmoid(torch.from_numpy(learnt_scores(state, events(200, seed=4)))).numpy()
-    process = subprocess.Popen([sys.executable, "serve.py", str(port)], cwd=exported, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(400):
-            try:
-                status, answer = post(url, json.dumps(raw).encode())
-                break
-            except urllib.error.URLError:
-                assert process.poll() is None
-                time.sleep(0.1)
-        assert status == 200
-        assert answer["rejected"] == {}
-        assert agree(np.array(answer["probabilities"]), expected)
-        status, answer = post(url, json.dumps([{**raw[0], "item": 99}, raw[1]]).encode())
-        assert answer["probabilities"][0] is None
-        assert abs(answer["probabilities"][1] - expected[1]) <= 1e-6
-        assert answer["rejected"] == {"0": "item: 99 is not from 0 to 19"}
-        status, answer = post(url, json.dumps([{"USER": 1, "ITEM": 2}, raw[1]]).encode())
-        assert answer["probabilities"][0] is None
-        assert "none of the model's columns" in answer["rejected"]["0"]
-        assert [post(url, body)[0] for body in (b"", b"{}", b"[3]", b"no")] == [413, 400, 400, 400]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_an_event_that_has_none_of_the_columns_is_rejected_with_a_reason() -> None:

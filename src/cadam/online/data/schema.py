@@ -305,9 +305,9 @@ class Schema:
         return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show, absent=absent)
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
-        """Convert records for scoring; label, id, user and time are ignored.
+        """Convert records for scoring; label, user and time are ignored.
 
-        To learn from labels that arrive later, keep the ids with `convert_records`.
+        If every record has the id, the events keep it, so that labels can arrive later.
 
         A record that has none of the features is rejected even if all of them may be missing, because its columns must
         have other names.
@@ -330,10 +330,15 @@ class Schema:
         found = [{name: find_field(record, name) for name in self.features} for record in records]
         rows = [row for row, values in enumerate(found) if any(value is not ABSENT for value in values.values())]
         features = [{name: value for name, value in found[row].items() if value is not ABSENT} for row in rows]
-        features_only = replace(self, id=None, user=None, time=None, weight=None)
+        id_name = self.roles["id"][0] if "id" in self.roles else ""
+        ids = [find_field(record, id_name) for record in records] if id_name else [None]
+        has_ids = not any(key is ABSENT or key is None for key in ids)
+        if has_ids:
+            features = [{**values, id_name: ids[row]} for values, row in zip(features, rows, strict=True)]
+        relevant = replace(self, id=self.id if has_ids else None, user=None, time=None, weight=None)
         batch = Batch()
         if features or not records:
-            batch = features_only.convert_records(features, list(map(str, rows)), text=text)
+            batch = relevant.convert_records(features, list(map(str, rows)), text=text)
         reason = f"the event has none of the model's columns ({', '.join(self.features)})"
         for row in set(range(len(records))).difference(rows):
             batch.rejected.append(_reject(reason, str(row), _show(records[row])))
@@ -433,6 +438,40 @@ class Schema:
             masks = {name: is_event for name in self.optional_columns() if name not in columns}
             masks |= {name: mask & is_event for name, mask in (absent or {}).items() if mask.any()}
             batch.missing_columns = {name: count for name, mask in masks.items() if (count := int(mask.sum()))}
+        return batch
+
+    def convert_labels(self, ids: Sequence[Any], values: Sequence[Any], where: Callable[[int], str]) -> Batch:
+        """Convert labels that arrive separately from their events.
+
+        Args:
+            ids: The ids of the events, raw values of the id column.
+            values: Raw values of the column of the label.
+            where: Returns the position of a label in its source, for rejected labels.
+
+        Returns:
+            The labels and the rejected ones.
+
+        Raises:
+            ValueError: If the schema has no id.
+        """
+        if "id" not in self.roles:
+            raise ValueError("labels cannot arrive separately, because the schema has no id")
+        name, kind = self.roles["id"]
+        keys, problems = convert(ids, kind)
+        labels, label_problems = self.target.labels(values, False)
+        reasons = {
+            row: f"{name}: {problem}" if problem else f"missing field {name!r}" for row, problem in problems.items()
+        }
+        for row, problem in label_problems.items():
+            column = self.target.column
+            reasons.setdefault(row, f"{column}: {problem}" if problem else f"missing field {column!r}")
+        for row, problem in self._label_problems(labels).items():
+            reasons.setdefault(row, f"{self.label}: {problem}")
+        is_valid = np.ones(len(ids), dtype=bool)
+        is_valid[list(reasons)] = False
+        batch = Batch(rejected=[_reject(reasons[row], where(row), _show({name: ids[row]})) for row in sorted(reasons)])
+        if is_valid.any():
+            batch.labels = Labels(keys[is_valid], labels[is_valid])
         return batch
 
     def find_absent(

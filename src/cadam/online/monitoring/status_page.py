@@ -34,8 +34,12 @@ RECENT_LABELS = 10_000
 """The number of labeled events over which the page compares the model with the best constant."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, option: str = "--status") -> tuple[str, int]:
     """Parse PORT, HOST:PORT or [IPV6]:PORT. Without a host, only this machine can connect.
+
+    Args:
+        text: the address.
+        option: the option that it was given to, for the error message.
 
     Raises:
         ValueError: if the text has another form.
@@ -43,7 +47,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--status should be [HOST:]PORT, as in 8000 or 0.0.0.0:8000; got {text!r}")
+        raise ValueError(f"{option} should be [HOST:]PORT, as in 8000 or 0.0.0.0:8000; got {text!r}")
     return host, int(port)
 
 
@@ -84,13 +88,7 @@ class StatusServer:
         """
         if not self._flush():
             return
-        families = list(families)
-        samples = prometheus_metrics.to_samples(families)
-        message = {
-            "metrics": prometheus_metrics.to_text(families),
-            "status": {"title": self.title, "started": self.started, "samples": samples},
-            "point": {name: value if math.isfinite(value) else None for name, value in point.items()},
-        }
+        message = status_message(self.title, self.started, families, point)
         self.unsent = json.dumps(message).encode() + b"\n"
         self._flush()
 
@@ -112,6 +110,23 @@ class StatusServer:
             self.process.stdin.close()
             self.process.terminate()
             self.process.wait()
+
+
+def status_message(title: str, started: float, families: Iterable[Any], point: Mapping[str, float]) -> dict[str, Any]:
+    """Return what the status page shows, in the form that `status_server.Status.add` reads.
+
+    Args:
+        title: the title of the page.
+        started: when the learner was started, in seconds since 1970.
+        families: all metrics, as Prometheus metric families.
+        point: values for the curves of the page.
+    """
+    families = list(families)
+    return {
+        "metrics": prometheus_metrics.to_text(families),
+        "status": {"title": title, "started": started, "samples": prometheus_metrics.to_samples(families)},
+        "point": {name: value if math.isfinite(value) else None for name, value in point.items()},
+    }
 
 
 class RecentLoss:
@@ -163,15 +178,20 @@ class StatusPage:
     def end(self, learner: Learner) -> None:
         """Update the page now."""
         self._time_of_update = time.monotonic()
-        recent = self._recent_loss.advance(learner)
-        values = {**learner.metrics(), **learner.health()}
-        values |= {"recent_labeled": recent.count, "recent_log_loss": recent.mean}
-        values["recent_best_constant"] = recent.best_constant
-        self.server.send(prometheus_metrics.families(learner, values), _curve_point(learner, values))
+        self.server.send(*page_values(learner, self._recent_loss))
 
     def close(self) -> None:
         """End the server process."""
         self.server.close()
+
+
+def page_values(learner: Learner, recent_loss: RecentLoss) -> tuple[list[Any], dict[str, float]]:
+    """Return the metric families of a learner and a point for the curves of the page."""
+    recent = recent_loss.advance(learner)
+    values = {**learner.metrics(), **learner.health()}
+    values |= {"recent_labeled": recent.count, "recent_log_loss": recent.mean}
+    values["recent_best_constant"] = recent.best_constant
+    return prometheus_metrics.families(learner, values), _curve_point(learner, values)
 
 
 def _curve_point(learner: Learner, values: Mapping[str, float]) -> dict[str, float]:

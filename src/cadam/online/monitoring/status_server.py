@@ -47,13 +47,14 @@ class Status:
     def __init__(self) -> None:
         self.metrics = b""
         self.content: dict[str, Any] = {}
+        self.last_message: dict[str, Any] = {}
         self.time_of_message = time.monotonic()
         self.points: list[dict[str, Any]] = []
         self._messages_per_point, self._messages = 1, 0
 
     def add(self, line: bytes) -> None:
         """Add a message of the learner."""
-        message = json.loads(line)
+        message = self.last_message = json.loads(line)
         self.metrics, self.content = message["metrics"].encode(), message["status"]
         self.time_of_message = time.monotonic()
         if self._messages % self._messages_per_point == 0:

@@ -78,7 +78,7 @@ class LoadedModel:
         Raises:
             TypeError: if `records` is not a list of dicts.
         """
-        return self.schema.encode(records, text=text)
+        return serving_schema(self.schema).encode(records, text=text)
 
     def scores(self, features: Mapping[str, Array]) -> Array:
         """Compute the scores of encoded features: logits, if the model was trained with the log loss."""

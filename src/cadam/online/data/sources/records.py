@@ -58,7 +58,7 @@ def parse_json_record(text: bytes) -> Mapping[str, Any]:
     return record
 
 
-def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object, in which it would be unclear which of two values with the same name is meant."""
     record = dict(pairs)
     if len(record) < len(pairs):
@@ -66,7 +66,7 @@ def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_reject_duplicate_names)
+_decoder = json.JSONDecoder(object_pairs_hook=reject_duplicate_names)
 
 
 def list_duplicates(names: Iterable[str]) -> str:

@@ -1,0 +1,133 @@
+"""Arguments of `cadam serve`, `cadam versions` and `cadam rollback`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .arguments import add_model_arguments, positive_int
+
+SERVE_DETAILS = """
+from nothing:
+  cadam serve --schema schema.json --model deepfm
+from a finished or running cadam run:
+  cadam serve runs/clicks
+The same command continues after a stop or a crash. Events and labels are in events.db in the folder of the service,
+which is runs/serve, or the folder serve inside the folder of the run.
+
+SIGTERM or SIGINT: the service answers its last requests, writes a checkpoint and exits with code 0.
+
+exit codes:
+  0    the service was stopped
+  2    the command is invalid or does not fit the folder, or the address is in use
+  5    a package is missing
+"""
+
+SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+BYTES_OF_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """How often snapshots are published: after a time, or after a number of training steps."""
+
+    seconds: float
+    steps: int | None = None
+
+
+def refresh(text: str) -> Refresh:
+    """Parse --refresh: 500ms, 2s or 100steps, as an argparse type."""
+    if match := re.fullmatch(r"([1-9]\d{0,8}) ?steps?", text):
+        return Refresh(0.1, int(match[1]))
+    return Refresh(duration(text))
+
+
+def duration(text: str) -> float:
+    """Parse a duration such as 500ms, 2s, 12h or 7d, as an argparse type. A number alone is in seconds."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a duration such as 500ms, 2s, 12h or 7d, got {text!r}")
+    return float(match[1]) * SECONDS_OF_UNIT[match[2] or "s"]
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes such as 500000, 64M or 10G, as an argparse type."""
+    match = re.fullmatch(r"([1-9]\d{0,15})([kmgt]?)b?", text.lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500000, 64M or 10G, got {text!r}")
+    return int(match[1]) * BYTES_OF_UNIT[match[2]]
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam serve`."""
+    parser.epilog = SERVE_DETAILS
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="the folder of a run or of a service (default: runs/serve)",
+    )
+    add_model_arguments(parser)
+    add("--address", default="8000", metavar="[HOST:]PORT", help="where to listen (default: 127.0.0.1:8000)")
+    add("--token-file", type=Path, metavar="FILE", help="a file with the token that requests must carry")
+    add("--workers", type=positive_int, default=1, metavar="N", help="front processes (default: 1)")
+    add(
+        "--refresh",
+        type=refresh,
+        default=Refresh(0.5),
+        metavar="TIME",
+        help="how often predictions get the newest model, as 500ms or 100steps (default: 500ms)",
+    )
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="an optimizer of cadam, as for cadam run (default: that of the run, or CAdam)",
+    )
+    add("--lr", type=float, help="learning rate (default: that of the run, or as for cadam run)")
+    add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
+    add("--threads", type=positive_int, default=1, metavar="N", help="threads of the learner (default: 1)")
+    add("--horizon", type=float, default=math.inf, help="how long events wait for a label, in seconds (default: inf)")
+    add(
+        "--unmatched",
+        choices=("drop", "negative"),
+        default="drop",
+        help="drop an event that has no label after --horizon, or learn it with label 0 (default: drop)",
+    )
+    add("--retain", type=duration, metavar="TIME", help="delete log entries that are older, as 7d (default: keep all)")
+    add("--retain-size", type=size, metavar="SIZE", help="delete the oldest log entries beyond a size, as 10G")
+    limits = parser.add_argument_group("limits of requests")
+    limits.add_argument("--max-body", dest="body", type=size, default=1 << 20, metavar="SIZE", help="default: 1M")
+    limits.add_argument(
+        "--max-events", dest="events", type=positive_int, default=1000, metavar="N", help="default: 1000"
+    )
+    limits.add_argument(
+        "--max-waiting",
+        dest="waiting",
+        type=positive_int,
+        default=2000,
+        metavar="N",
+        help="events and labels that may wait; further requests get status 503 (default: 2000)",
+    )
+    limits.add_argument(
+        "--timeout", dest="seconds", type=duration, default=5.0, metavar="TIME", help="longest wait (default: 5s)"
+    )
+
+
+def add_versions_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam versions`."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
+    parser.add_argument(
+        "--tag", nargs=2, metavar=("VERSION", "TAG"), help="give a version a tag; it is then kept forever"
+    )
+
+
+def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam rollback`."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
+    parser.add_argument("version", metavar="VERSION", help="the name or tag of a version, as `cadam versions` lists it")

@@ -1,0 +1,263 @@
+"""The configuration of a service, which the supervisor passes to the other processes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import stat
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..online import models
+from ..online.data.schema import Schema
+from ..online.models.model_file import OptimizerSpec, UsageError, is_model_file, load_function
+from ..online.persistence.checkpoints import list_checkpoints, read_newest
+from ..online.run_config import (
+    MODEL_HELP,
+    SCHEMA_FILE,
+    RunConfig,
+    absolute_location,
+    check_same_schema,
+    choose_model,
+    model_builder,
+)
+from .event_log import LOG_FILE
+
+ID_COLUMN, TIME_COLUMN = "event_id", "received_at"
+"""The columns that a service adds to events whose schema has no id or no time."""
+SHARED_MEMORY = Path("/dev/shm")
+MIN_TOKEN_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a request, and of the number of requests that wait.
+
+    Args:
+        body: the largest body of a request in bytes.
+        events: the largest number of events or labels of a request.
+        waiting: the largest number of events and labels that wait for an answer. Further requests get status 503.
+        seconds: the longest time that a request may wait before it gets status 503, and that a client may take to
+            send its request.
+        connections: the largest number of open connections of a front process.
+    """
+
+    body: int = 1 << 20
+    events: int = 1_000
+    waiting: int = 2_000
+    seconds: float = 5.0
+    connections: int = 10_000
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """Everything that the processes of a service have to know."""
+
+    folder: str
+    """The folder with the log, the checkpoints, schema.json and model.json."""
+    model: str
+    """The name of a ready-made model, or FILE.py:FUNCTION."""
+    settings: dict[str, Any]
+    """The width and the hidden layers of a ready-made model, if they were given."""
+    start_from: str | None = None
+    """The folder of a run whose model the service starts with."""
+    optimizer: str = "CAdam"
+    lr: float = 3e-3
+    seed: int = 0
+    device: str | None = None
+    threads: int = 1
+    horizon: float = math.inf
+    unmatched: str = "drop"
+    capacity: int = 1_000_000
+    batch_size: int = 512
+    """The largest number of log entries that are learned together."""
+    refresh_seconds: float = 0.5
+    """The shortest time between two snapshots of the model; infinite if `refresh_steps` decides."""
+    refresh_steps: int | None = None
+    checkpoint_seconds: float = 60.0
+    keep: int = 3
+    retain_seconds: float | None = None
+    retain_bytes: int | None = None
+    token_file: str | None = None
+    has_local_address: bool = True
+    """Whether only this machine can connect."""
+    title: str = "cadam serve"
+    limits: Limits = field(default_factory=Limits)
+
+    def to_json(self) -> str:
+        """Return the configuration as a text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServiceConfig:
+        """Read what `to_json` returned."""
+        values = json.loads(text)
+        return cls(**{**values, "limits": Limits(**values["limits"])})
+
+    @property
+    def path(self) -> Path:
+        """The folder of the service."""
+        return Path(self.folder)
+
+    @property
+    def log_path(self) -> Path:
+        """The event log."""
+        return self.path / LOG_FILE
+
+    def schema(self) -> Schema:
+        """Read the schema of the events, with an id and a time."""
+        return with_id_and_time(Schema.read(self.path / SCHEMA_FILE))
+
+    def runtime_folder(self) -> Path:
+        """Create and return the folder for files that are exchanged between the processes and need not survive.
+
+        It is in shared memory where there is enough of it, so that snapshots are never written to a disk.
+
+        Raises:
+            PermissionError: if another user owns the folder.
+        """
+        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
+        folder = SHARED_MEMORY / f"cadam-{os.getuid()}-{digest}"
+        if not os.access(SHARED_MEMORY, os.W_OK):
+            folder = self.path / "runtime"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} must be a folder that only the user of the service can access")
+        return folder
+
+    def token(self) -> str | None:
+        """Read the token that requests must carry, None if none is needed.
+
+        Raises:
+            UsageError: if the file has no usable token.
+        """
+        if self.token_file is None:
+            return None
+        text = Path(self.token_file).read_text(encoding="utf-8").strip()
+        if len(text) < MIN_TOKEN_LENGTH or not text.isascii() or not text.isprintable() or " " in text:
+            raise UsageError(
+                f"--token-file {self.token_file} must contain one token of at least {MIN_TOKEN_LENGTH} ASCII "
+                "characters without spaces: openssl rand -hex 32 > FILE"
+            )
+        return text
+
+
+def with_id_and_time(schema: Schema) -> Schema:
+    """Add an id and a time to a schema that has none, because labels that arrive later need them."""
+    names = schema.column_names()
+    return replace(
+        schema,
+        id=schema.id or f"{_unused(ID_COLUMN, names)}:text",
+        time=schema.time or _unused(TIME_COLUMN, names),
+    )
+
+
+def without_label(schema: Schema) -> Schema:
+    """Return the schema by which events are converted: a value in the column of the label is ignored.
+
+    In the log, labels are separate entries.
+    """
+    return replace(schema, label=_unused("label", schema.column_names()), binary=False)
+
+
+def _unused(name: str, names: list[str]) -> str:
+    while name in names:
+        name = f"_{name}"
+    return name
+
+
+def locate(folder: Path | None) -> tuple[Path, Path | None]:
+    """Find the folder of the service, and the folder of the run that it starts from.
+
+    Args:
+        folder: the folder of a service or of a run; None for a service that starts from nothing.
+
+    Returns:
+        The folder of the service, which need not exist, and the folder of the run, if there is one.
+    """
+    if folder is None:
+        return Path("runs", "serve"), None
+    if (folder / LOG_FILE).is_file() or not list_checkpoints(folder):
+        return folder, None
+    return folder / "serve", folder
+
+
+def read_config(options: argparse.Namespace) -> ServiceConfig:
+    """Create the configuration from the options of `cadam serve`, and write schema.json and model.json.
+
+    Raises:
+        UsageError: if the options are invalid, incomplete, or contradict the files in the folder.
+    """
+    folder, run = locate(options.folder)
+    described = folder if (folder / SCHEMA_FILE).is_file() else run
+    model, settings = choose_model(options, described)
+    if not is_model_file(model) and model not in models.MODELS:
+        raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
+    schema = _choose_schema(options, model, described)
+    check_same_schema(schema, folder, in_order=not is_model_file(model))
+    if run is not None:
+        check_same_schema(schema, run, in_order=not is_model_file(model))
+    build, loss = model_builder(model, schema, settings)
+    run_config = RunConfig("", schema, model, build, loss, settings)
+    if described is not None and (difference := run_config.describe_difference(described)):
+        raise UsageError(f"the model of {described} cannot change: {difference}")
+    has_own_model = is_model_file(model)
+    name, lr = _saved_optimizer(folder if list_checkpoints(folder) else run) or (
+        "CAdam",
+        1e-3 if has_own_model else 3e-3,
+    )
+    OptimizerSpec.parse(options.optimizer or name)
+    if options.unmatched == "negative" and options.horizon == math.inf:
+        raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
+    given = {part.name: getattr(options, part.name) for part in fields(Limits) if hasattr(options, part.name)}
+    config = ServiceConfig(
+        folder=str(folder.resolve()),
+        model=absolute_location(model),
+        settings=settings,
+        start_from=None if run is None else str(run.resolve()),
+        optimizer=options.optimizer or name,
+        lr=lr if options.lr is None else options.lr,
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads,
+        horizon=options.horizon,
+        unmatched=options.unmatched,
+        refresh_seconds=options.refresh.seconds,
+        refresh_steps=options.refresh.steps,
+        retain_seconds=options.retain,
+        retain_bytes=options.retain_size,
+        token_file=None if options.token_file is None else str(options.token_file.resolve()),
+        title=f"cadam serve: {folder}",
+        limits=Limits(**given),
+    )
+    config.token()
+    folder.mkdir(parents=True, exist_ok=True)
+    run_config.write(folder)
+    return config
+
+
+def _choose_schema(options: argparse.Namespace, model: str, folder: Path | None) -> Schema:
+    """Take the schema from --schema, from the model's file, or from the folder of the service or run."""
+    if options.schema is not None:
+        return Schema.read(options.schema)
+    if is_model_file(model) and isinstance(schema := getattr(load_function(model)[0], "SCHEMA", None), Schema):
+        return schema
+    if folder is not None and (folder / SCHEMA_FILE).is_file():
+        return Schema.read(folder / SCHEMA_FILE)
+    raise UsageError(
+        "give --schema schema.json, which describes an event, or the folder of a cadam run. From data, "
+        "`cadam schema clicks.csv --label click` writes a schema"
+    )
+
+
+def _saved_optimizer(folder: Path | None) -> tuple[str, float] | None:
+    """Return the name and the learning rate of the optimizer in the newest checkpoint of a folder."""
+    if folder is None or not list_checkpoints(folder):
+        return None
+    _, state = read_newest(folder)
+    return str(state["optimizer_name"]), float(state["optimizer"]["param_groups"][0]["lr"])

@@ -1,0 +1,164 @@
+"""The learner process: learns from the event log, saves checkpoints and publishes snapshots of the model.
+
+    python -m cadam.serving.learner_process CONFIG
+
+CONFIG is a `ServiceConfig` as JSON. The process ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..checkpoint_files import expect_valid_content, read_tree
+from ..online.device import select_device
+from ..online.labels.join import LabelOptions, Unmatched
+from ..online.learner import Learner
+from ..online.models.model_file import OptimizerSpec
+from ..online.persistence.checkpoint_schedule import CheckpointOptions
+from ..online.persistence.checkpoints import read_newest
+from ..online.persistence.warm_start import with_options
+from ..online.run_config import model_builder
+from .config import ServiceConfig
+from .event_log import EventLog, Rollback
+from .learner_report import STATUS_FILE, Housekeeping, RollbackRequestedError, StatusFile
+from .log_source import LogSource
+from .processes import prepare_process, watch_parent
+from .snapshots import SnapshotPublisher
+from .versions import Versions
+
+logger = logging.getLogger("cadam.serving")
+
+SECONDS_TO_WAIT_FOR_FOLDER = 20.0
+"""The time to wait for the learner of an earlier service to release the checkpoint folder."""
+
+
+def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], None]] = ()) -> Learner:
+    """Build the learner of a service in its initial state, with a model from `start_from` if there is one."""
+    build, loss = model_builder(config.model, config.schema(), config.settings, select_device(config.device))
+    torch.manual_seed(config.seed)
+    model = build()
+    optimizer = OptimizerSpec.parse(config.optimizer)
+    labels = LabelOptions(config.horizon, cast(Unmatched, config.unmatched), capacity=config.capacity)
+    checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
+    learner = Learner(
+        *(model, optimizer.build(model, config.lr), loss), labels=labels, checkpoint=checkpoint, reports=reports
+    )
+    if config.start_from is not None:
+        _, state = read_newest(Path(config.start_from))
+        learner.warm_start({"model": state["model"], "optimizer": state["optimizer"]}, optimizer.options)
+    return learner
+
+
+def restore(learner: Learner, config: ServiceConfig, rollbacks: Sequence[Rollback]) -> None:
+    """Load the newest checkpoint, or the version of a rollback that was requested after it was saved."""
+    assert learner.checkpoints is not None
+    newest = learner.checkpoints.load_newest()
+    if newest is None:
+        return
+    path, state = newest
+    saves = state["counts"]["saves"]
+    is_rollback = bool(rollbacks) and rollbacks[-1].number > state["source"]["rollback"]
+    if is_rollback:
+        path = Versions(config.path).find(rollbacks[-1].version)
+        state = read_tree(path)
+    options = {"lr": config.lr, **OptimizerSpec.parse(config.optimizer).options}
+    with expect_valid_content(path):
+        learner.load_state_dict({**state, "optimizer": with_options(state["optimizer"], options)})
+    learner.resumed = True
+    assert learner.schedule is not None
+    learner.schedule.saves = saves
+    logger.info("%s %s at %d events", "rolled back to" if is_rollback else "resumed from", path.name, learner.events)
+    if is_rollback:
+        learner.schedule.has_unsaved_events = True
+        learner.schedule.time_of_save = -math.inf
+
+
+def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None]) -> None:
+    """Learn from the log until the learner is stopped or a rollback is requested.
+
+    Args:
+        config: the configuration.
+        set_stop: is called with the function that stops the learner.
+    """
+    log = EventLog(config.log_path, is_durable=False)
+    learner: Learner | None = None
+    try:
+        learner = _wait_for_folder(config)
+        set_stop(learner.stop)
+        rollbacks = log.rollbacks()
+        source = LogSource(
+            log,
+            config.schema(),
+            batch_size=config.batch_size,
+            patience=min(0.1, config.refresh_seconds),
+            rollbacks=rollbacks,
+        )
+        restore(learner, config, rollbacks)
+        runtime = config.runtime_folder()
+        publisher = SnapshotPublisher(source, runtime, config.refresh_seconds, config.refresh_steps)
+        if not learner.resumed and publisher.published is not None:  # left by another service in this folder
+            publisher.path.unlink()
+            publisher.published = None
+        status = StatusFile(runtime / STATUS_FILE, config.title, source, publisher, log)
+        learner.reports += [publisher, status, Housekeeping(config, source, log)]
+        learner.run(source)
+    finally:
+        if learner is not None:
+            learner.close()
+        log.close()
+
+
+def _wait_for_folder(config: ServiceConfig) -> Learner:
+    """Build the learner, and wait for a while if the learner of an earlier service is still ending."""
+    deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_FOLDER
+    while True:
+        try:
+            return build_learner(config)
+        except RuntimeError as error:
+            if "another process" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process and return its exit code."""
+    (text,) = sys.argv[1:] if arguments is None else arguments
+    config = ServiceConfig.from_json(text)
+    prepare_process("learner")
+    torch.set_num_threads(config.threads)
+    stop: list[Callable[[], None]] = []
+    has_ended = False
+
+    def end(*_: Any) -> None:
+        nonlocal has_ended
+        has_ended = True
+        for function in stop:
+            function()
+
+    signal.signal(signal.SIGTERM, end)
+    watch_parent(end)
+
+    def set_stop(function: Callable[[], None]) -> None:
+        stop[:] = [function]
+        if has_ended:
+            function()
+
+    while not has_ended:
+        try:
+            learn(config, set_stop)
+        except RollbackRequestedError:
+            logger.info("a rollback was requested")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Reports of the learner process: its status for the front processes, and what is due after a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+from ..online.learner import Learner
+from ..online.monitoring.status_page import RecentLoss, page_values, status_message
+from .config import ServiceConfig
+from .event_log import EventLog, LogUnavailableError
+from .log_source import LogSource
+from .snapshots import SnapshotPublisher
+from .versions import Versions
+
+logger = logging.getLogger("cadam.serving")
+
+STATUS_FILE = "learner.json"
+"""The report of the learner to the front processes, in the runtime folder."""
+SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class RollbackRequestedError(Exception):
+    """The learner shall continue from an earlier version."""
+
+
+class StatusFile:
+    """A report that writes the metrics of the learner to a file, from which front processes read them.
+
+    Args:
+        path: the file.
+        title: the title of the status page.
+        source: the source of the learner.
+        publisher: the snapshots of the learner.
+        log: the log, to notice rollbacks.
+    """
+
+    def __init__(self, path: Path, title: str, source: LogSource, publisher: SnapshotPublisher, log: EventLog) -> None:
+        self.path, self.title, self.source, self.publisher, self.log = path, title, source, publisher, log
+        self.started = time.time()
+        self._recent_loss = RecentLoss()
+        self._time_of_update, self._covered = -math.inf, -1
+
+    def __call__(self, learner: Learner) -> None:
+        """Update the file if it is due, or if a new snapshot was published."""
+        covered = self.publisher.covered_position(learner)
+        seconds = time.monotonic() - self._time_of_update
+        if seconds >= SECONDS_BETWEEN_REPORTS or (covered != self._covered and seconds >= SECONDS_BETWEEN_REPORTS / 5):
+            self.end(learner)
+
+    def end(self, learner: Learner) -> None:
+        """Update the file now, and raise if a rollback is requested."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        self._time_of_update, self._covered = time.monotonic(), self.publisher.covered_position(learner)
+        families, point = page_values(learner, self._recent_loss)
+        published = self.publisher.published
+        gauges = {
+            "log_position": ("number of the last log entry that the learner has read", self.source.position),
+            "snapshot_bytes": ("size of the published snapshot", self.publisher.bytes),
+            "snapshot_time": ("time of the published snapshot", 0 if published is None else published.time),
+            "diverged": (
+                "whether the model has diverged, so that snapshots are not published",
+                self.publisher.is_diverged,
+            ),
+            "rollbacks": ("number of rollbacks", self.source.generation),
+            "log_bytes": ("size of the event log", self.log.size()),
+        }
+        for name, (text, value) in gauges.items():
+            families.append(GaugeMetricFamily(f"cadam_{name}", text, float(value)))
+        message = status_message(self.title, self.started, families, point)
+        message["covered"], message["time"] = self._covered, time.time()
+        new = self.path.with_name(f".{self.path.name}.new")
+        try:
+            new.write_text(json.dumps(message))
+            os.replace(new, self.path)
+        except OSError as error:
+            logger.error("the status of the learner could not be written: %s", error)
+        try:
+            if len(self.log.rollbacks()) > len(self.source.rollbacks):
+                raise RollbackRequestedError
+        except LogUnavailableError:
+            pass  # the next report asks again
+
+
+class Housekeeping:
+    """A report that keeps versions and deletes old entries of the log after each checkpoint.
+
+    An entry is deleted only if all checkpoints that are kept have learned it.
+
+    Args:
+        config: the configuration of the service.
+        source: the source of the learner.
+        log: the log.
+    """
+
+    def __init__(self, config: ServiceConfig, source: LogSource, log: EventLog) -> None:
+        self.config, self.source, self.log = config, source, log
+        self.versions = Versions(config.path)
+        self._saves = -1
+        self._positions: deque[int] = deque(maxlen=config.keep)
+
+    def __call__(self, learner: Learner) -> None:
+        """Do what is due after a checkpoint."""
+        schedule = learner.schedule
+        assert schedule is not None
+        if schedule.saves == self._saves or not schedule.last_save_succeeded:
+            return
+        self._saves = schedule.saves
+        self._positions.append(self.source.position)
+        path = schedule.store.files()[-1]
+        try:
+            self.versions.add(path, self.source.position, self.source.generation, learner)
+            has_retention = self.config.retain_seconds is not None or self.config.retain_bytes is not None
+            if has_retention and len(self._positions) == self._positions.maxlen:
+                self.log.delete_old(
+                    self._positions[0], seconds=self.config.retain_seconds, size=self.config.retain_bytes
+                )
+        except OSError as error:
+            logger.error("old entries or versions were not deleted: %s", error)
+
+    end = __call__

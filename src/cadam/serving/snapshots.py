@@ -1,0 +1,231 @@
+"""Snapshots of the model: the learner publishes them, and front processes predict with the newest one.
+
+A snapshot is one file of weights that is replaced atomically, so a reader finds the old model or the new one. Readers
+map the file into memory: loading takes less than a millisecond whatever its size, and all front processes share it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..online.data.events import Array
+from ..online.learner import Learner
+from ..online.persistence.export import ScoringModel
+from .log_source import LogSource
+
+logger = logging.getLogger("cadam.serving")
+
+SNAPSHOT_FILE = "snapshot.safetensors"
+
+
+class NotReadyError(RuntimeError):
+    """No snapshot has been loaded yet."""
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """The state of the model that a snapshot has.
+
+    Args:
+        generation: the number of rollbacks before it.
+        position: the number of the last log entry that the learner had read.
+        steps: the number of training steps.
+        events: the number of events that the learner had seen.
+        learned: the number of events that the model was trained on.
+        time: when it was published, in seconds since 1970.
+    """
+
+    generation: int
+    position: int
+    steps: int
+    events: int
+    learned: int
+    time: float
+
+    @property
+    def version(self) -> str:
+        """The name of the version."""
+        return version_name(self.position, self.generation)
+
+
+def version_name(position: int, generation: int) -> str:
+    """Return the name of the version that has learned the log up to a position, after a number of rollbacks."""
+    return f"{position}-r{generation}" if generation else str(position)
+
+
+class SnapshotPublisher:
+    """A report of the learner that publishes a snapshot when one is due.
+
+    A snapshot whose weights are not finite is not published: predictions continue with the last good one. After a
+    restart the learner repeats a part of the log; until it has caught up with the published snapshot, that one stays.
+
+    Args:
+        source: the source of the learner, which knows the position.
+        folder: the folder of the snapshot.
+        seconds: the shortest time between two snapshots, unless `steps` is given.
+        steps: the number of training steps between two snapshots.
+    """
+
+    def __init__(self, source: LogSource, folder: Path, seconds: float, steps: int | None = None) -> None:
+        self.source, self.path, self.seconds, self.steps = source, folder / SNAPSHOT_FILE, seconds, steps
+        self.published = read_info(self.path)
+        """The newest snapshot, None if there is none."""
+        self.is_diverged = False
+        self.bytes = 0
+        self._time_of_write, self._published_steps = -math.inf, -1
+
+    def __call__(self, learner: Learner) -> None:
+        """Publish a snapshot if the model has changed and a snapshot is due."""
+        if learner.steps == self._published_steps:
+            return
+        if self.steps is not None:
+            is_due = learner.steps - self._published_steps >= self.steps or self._published_steps < 0
+        else:
+            is_due = time.monotonic() - self._time_of_write >= self.seconds
+        if is_due:
+            self.end(learner)
+
+    def end(self, learner: Learner) -> None:
+        """Publish a snapshot now, unless a newer one is published."""
+        info = SnapshotInfo(
+            *(self.source.generation, self.source.position, learner.steps, learner.events, learner.learned),
+            time=time.time(),
+        )
+        if self.published is not None and _order(info) < _order(self.published):
+            return
+        self._time_of_write = time.monotonic()
+        weights = {name: value.detach().cpu() for name, value in learner.model.state_dict().items()}
+        if self.published is not None and not _has_finite_weights(learner.model):
+            if not self.is_diverged:
+                logger.error("the model has diverged: version %s stays in use", self.published.version)
+            self.is_diverged = True
+            return
+        try:
+            write_snapshot(self.path, weights, info)
+        except OSError as error:  # predictions continue with the snapshot before; the next one is tried in time
+            logger.error("the snapshot of version %s could not be written: %s", info.version, error)
+            return
+        self.is_diverged, self.published, self._published_steps = False, info, learner.steps
+        self.bytes = self.path.stat().st_size
+
+    def covered_position(self, learner: Learner) -> int:
+        """Return the position up to which all labels that were learned are in the published snapshot."""
+        if learner.steps == self._published_steps or self.published is None:
+            return self.source.position
+        return self.published.position
+
+
+def _order(info: SnapshotInfo) -> tuple[int, int]:
+    return info.generation, info.position
+
+
+def _has_finite_weights(model: nn.Module) -> bool:
+    return all(bool(torch.isfinite(p.sum() if p.numel() > 1 else p).all()) for p in model.parameters())
+
+
+def write_snapshot(path: Path, weights: Mapping[str, Tensor], info: SnapshotInfo) -> None:
+    """Replace a snapshot. It is not flushed to disk, because it can be computed again.
+
+    Raises:
+        OSError: if it cannot be written. The snapshot before it is then unchanged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    addresses = set()
+    for name, value in weights.items():
+        is_shared = value.data_ptr() in addresses  # safetensors refuses tensors that share memory, such as tied weights
+        addresses.add(value.data_ptr())
+        tensors[name] = value.clone() if is_shared else value.contiguous()
+    new = path.with_name(f".{path.name}.new")
+    try:
+        save_file(tensors, new, {"info": json.dumps(asdict(info))})
+    except SafetensorError as error:
+        raise OSError(f"{new}: {error}") from error
+    os.replace(new, path)
+
+
+def read_info(path: Path) -> SnapshotInfo | None:
+    """Read what a snapshot contains, None if there is none."""
+    loaded = _open(path)
+    return None if loaded is None else loaded[0]
+
+
+def _open(path: Path) -> tuple[SnapshotInfo, dict[str, Tensor]] | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = SnapshotInfo(**json.loads(file.metadata()["info"]))
+            return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("the snapshot %s cannot be read and is ignored: %s", path, error)
+        return None
+
+
+class ServedModel:
+    """The model that a front process predicts with, which follows the newest snapshot.
+
+    `refresh` may run in another thread than `scores`. Replacing the weights takes a fraction of a millisecond, because
+    the file of the snapshot is mapped into memory before.
+
+    Args:
+        folder: the folder of the snapshot.
+        build: builds the model.
+    """
+
+    def __init__(self, folder: Path, build: Callable[[], nn.Module]) -> None:
+        self.path = folder / SNAPSHOT_FILE
+        self.info: SnapshotInfo | None = None
+        """The snapshot in use, None before the first one was loaded."""
+        self._model = ScoringModel(build()).eval().requires_grad_(False)
+        self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None
+
+    def refresh(self) -> bool:
+        """Load the newest snapshot if it is not in use yet, and return whether it was loaded."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        file = (status.st_ino, status.st_mtime_ns)
+        if file == self._file or (loaded := _open(self.path)) is None:
+            return False
+        info, weights = loaded
+        with self._lock:
+            self._model.model.load_state_dict(weights, assign=True)
+            self.info, self._file = info, file
+        return True
+
+    def scores(self, features: Mapping[str, Array]) -> tuple[SnapshotInfo, Array]:
+        """Compute the scores of encoded events, and return them with the snapshot that they come from.
+
+        Raises:
+            NotReadyError: if no snapshot was loaded yet.
+        """
+        tensors = {name: torch.from_numpy(_writable(values)) for name, values in features.items()}
+        with self._lock, torch.inference_mode():
+            if self.info is None:
+                raise NotReadyError("there is no snapshot of the model yet: the learner is starting")
+            scores: Array = self._model(tensors).numpy()
+            return self.info, scores
+
+
+def _writable(values: Array) -> Array:
+    array: Array = np.ascontiguousarray(values)
+    return array if array.flags.writeable else array.copy()

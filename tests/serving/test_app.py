@@ -1,0 +1,334 @@
+"""The HTTP interface in one process, without a learner: what it refuses, and that nothing makes it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import string
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from cadam.online import models
+from cadam.online.data.schema import Schema
+from cadam.online.run_config import RunConfig
+from cadam.serving.app import Api
+from cadam.serving.config import Limits, ServiceConfig
+from cadam.serving.event_log import EventLog, LogUnavailableError
+from cadam.serving.front_state import FrontState
+from cadam.serving.snapshots import SNAPSHOT_FILE, SnapshotInfo, write_snapshot
+from tests.serving.service_process import logged
+
+SCHEMA = Schema(
+    {"item": "hash:50", "price": "number?", "shop": "category:4", "title": "words:20[3]", "tags": "hash:9[2]?"},
+    label="rating>=4",
+    id="key",
+    highest=1,
+)
+EVENT = {"key": 1, "item": "a", "price": 2.0, "shop": 3, "title": "red shoes", "tags": ["x"]}
+
+
+def build(folder: Path, schema: Schema = SCHEMA, **options: Any) -> FrontState:
+    """Create the state of a front process whose learner has published one snapshot."""
+    torch.manual_seed(0)
+    RunConfig("", schema, "linear", lambda: models.build("linear", schema), torch.nn.BCEWithLogitsLoss(), {}).write(
+        folder
+    )
+    config = ServiceConfig(str(folder), "linear", {}, **options)
+    info = SnapshotInfo(0, 0, 0, 0, 0, time.time())
+    weights = models.build("linear", config.schema()).state_dict()
+    write_snapshot(config.runtime_folder() / SNAPSHOT_FILE, weights, info)
+    state = FrontState(config)
+    assert state.model.refresh()
+    return state
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[FrontState]:
+    state = build(tmp_path)
+    state.start()
+    yield state
+    state.close()
+
+
+def client_of(state: FrontState) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(Api(state).app(), raise_app_exceptions=True)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+def talk(state: FrontState, conversation: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with client_of(state) as client:
+            await conversation(client)
+
+    asyncio.run(run())
+
+
+def post(state: FrontState, path: str, content: Any, **options: Any) -> httpx.Response:
+    answers: list[httpx.Response] = []
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        answers.append(await client.post(path, json=content, **options))
+
+    talk(state, conversation)
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "reason"),
+    [
+        ({"price": "cheap"}, "price", "is not a number"),
+        ({"shop": 4}, "shop", "4"),
+        ({"shop": None}, "shop", "missing field 'shop'"),
+        ({"key": "x"}, "key", "key"),
+        ({"tags": 3}, "tags", "tags"),
+    ],
+)
+def test_an_event_that_does_not_fit_names_its_column(
+    state: FrontState, change: dict[str, Any], column: str, reason: str
+) -> None:
+    answer = post(state, "/predict", [EVENT, {**EVENT, "key": 2, **change}])
+    assert answer.status_code == 422
+    [detail] = answer.json()["details"]
+    assert (detail["index"], detail["column"]) == (1, column)
+    assert reason in detail["error"]
+    assert post(state, "/predict", EVENT).status_code == 200
+    assert [key for key, _ in logged(state.config.path, "event")] == [1]
+
+
+def test_a_request_is_used_as_a_whole_or_not_at_all(state: FrontState) -> None:
+    assert post(state, "/learn", [{**EVENT, "rating": 5}]).status_code == 200
+    assert post(state, "/learn", [{**EVENT, "key": 2, "rating": 5}, {**EVENT, "key": 3}]).status_code == 422
+    assert [key for key, _ in logged(state.config.path, "event")] == [1]
+    assert logged(state.config.path, "label") == [(1, "5")]
+
+
+def test_a_label_among_the_columns_of_a_prediction_is_not_stored(state: FrontState) -> None:
+    assert post(state, "/predict", {**EVENT, "rating": "anything"}).status_code == 200
+    [(_, body)] = logged(state.config.path, "event")
+    assert "rating" not in json.loads(body)
+    assert logged(state.config.path, "label") == []
+
+
+def test_repeated_ids_are_stored_once(state: FrontState) -> None:
+    first = post(state, "/predict", [EVENT, EVENT]).json()
+    again = post(state, "/predict", EVENT).json()
+    assert first["repeated"] == again["repeated"] == [1]
+    assert post(state, "/feedback", {"id": 1, "label": 5}).json()["accepted"] == 1
+    assert post(state, "/feedback", [{"id": 1, "label": 2}, {"id": 9, "label": 2}]).json() == {
+        "repeated": [1],
+        "accepted": 1,
+        "unknown": [9],
+    }
+    assert logged(state.config.path, "label") == [(1, "5"), (9, "2")]
+
+
+def test_unknown_fields_of_a_label_are_refused(state: FrontState) -> None:
+    assert post(state, "/feedback", {"id": 1, "click": 1}).json()["details"][0]["column"] is None
+    assert post(state, "/feedback", {"id": 1}).json()["details"][0]["column"] == "label"
+    assert post(state, "/feedback", {"label": 1}).json()["details"][0]["column"] == "id"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"3", b"[3]", b"{", b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 9999]
+)
+def test_a_body_that_is_not_events_is_refused(state: FrontState, body: bytes) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        assert (await client.post("/predict", content=body)).status_code == 400
+
+    talk(state, conversation)
+
+
+def test_limits_of_size_and_number(tmp_path: Path) -> None:
+    state = build(tmp_path, limits=Limits(body=2000, events=3, waiting=5, seconds=0.2))
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        async def endless() -> Any:
+            for _ in range(100):
+                yield b" " * 100
+
+        async def slow() -> Any:
+            yield b"["
+            await asyncio.sleep(1)
+            yield b"]"
+
+        assert (await client.post("/predict", content=b" " * 3000)).status_code == 413
+        assert (await client.post("/predict", content=endless())).status_code == 413
+        assert (await client.post("/predict", json=[EVENT] * 4)).status_code == 413
+        assert (await client.post("/predict", content=slow())).status_code == 408
+        # The thread that answers is not running, so requests wait until their number is too large.
+        waiting = [asyncio.create_task(client.post("/predict", json=[EVENT] * 3)) for _ in range(2)]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        [refused] = [task.result() for task in done]
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        await asyncio.sleep(0.3)
+        state.batcher.start()
+        statuses = [answer.status_code for answer in await asyncio.gather(*waiting)]
+        assert statuses == [503, 503], "the other request has waited longer than the limit"
+        assert (await client.post("/predict", json=EVENT)).status_code == 200
+
+    talk(state, conversation)
+    assert len(logged(tmp_path, "event")) == 1
+
+
+def test_a_full_disk_is_answered_with_503_and_recovered_from(
+    state: FrontState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert post(state, "/predict", EVENT).status_code == 200
+    original = EventLog.append
+
+    def full(self: EventLog, entries: Any) -> None:
+        raise LogUnavailableError("database or disk is full")
+
+    monkeypatch.setattr(EventLog, "append", full)
+    answer = post(state, "/predict", {**EVENT, "key": 2})
+    assert answer.status_code == 503
+    assert "disk is full" in answer.json()["error"]
+    monkeypatch.setattr(EventLog, "append", original)
+    assert post(state, "/predict", {**EVENT, "key": 2}).json()["repeated"] == []
+
+
+def test_hosts_and_origins_of_websites_are_refused(state: FrontState) -> None:
+    assert post(state, "/predict", EVENT, headers={"Host": "evil.example"}).status_code == 403
+    assert post(state, "/predict", EVENT, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert post(state, "/predict", EVENT, headers={"Origin": "http://localhost"}).status_code == 200
+    assert len(logged(state.config.path, "event")) == 1
+
+
+def test_without_the_token_nothing_is_read(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef0123")
+    state = build(tmp_path, token_file=str(tmp_path / "token"))
+    state.start()
+    right = {"Authorization": "Bearer 0123456789abcdef0123"}
+    for headers in (
+        {},
+        {"Authorization": "Bearer 0123456789abcdef012"},
+        {"Authorization": "Basic !"},
+        {"Authorization": ""},
+    ):
+        answer = post(state, "/learn", {**EVENT, "rating": 5}, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic")
+    assert post(state, "/learn", {**EVENT, "rating": 5}, headers=right).status_code == 200
+    assert len(logged(tmp_path, "label")) == 1
+    basic = httpx.BasicAuth("anyone", "0123456789abcdef0123")
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/status.json", auth=basic)).status_code == 200
+        assert (await client.get("/model")).status_code == 401
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.post("/predict", json=EVENT, auth=basic)).status_code == 401
+
+    talk(state, conversation)
+    state.close()
+
+
+@pytest.mark.parametrize("path", ["/../events.db", "/%2e%2e/events.db", "/events.db", "//etc/passwd", "/predict/"])
+def test_no_path_leads_to_a_file(state: FrontState, path: str) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        answer = await client.get(path)
+        assert answer.status_code in (404, 405, 307)
+        assert b"SQLite" not in answer.content
+
+    talk(state, conversation)
+
+
+def test_before_the_first_snapshot_the_service_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = build(tmp_path)
+    state.model.info = None
+    state.batcher.start()
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        for answer in (
+            await client.get("/readyz"),
+            await client.get("/model"),
+            await client.post("/predict", json=EVENT),
+        ):
+            assert answer.status_code == 503
+            assert "retry-after" in answer.headers
+
+    talk(state, conversation)
+
+
+def test_the_description_has_the_columns(state: FrontState) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        description = (await client.get("/openapi.json")).json()
+        event = description["components"]["schemas"]["Event"]
+        assert event["properties"]["shop"] == {"type": ["integer"], "minimum": 0, "maximum": 3}
+        assert set(event["required"]) == {"item", "shop", "title"}
+        assert {"/predict", "/learn", "/feedback", "/model", "/rollback"} <= description["paths"].keys()
+
+    talk(state, conversation)
+
+
+# Random bodies ---------------------------------------------------------------------------------------------------
+
+
+def random_value(generator: random.Random, depth: int = 0) -> Any:
+    choices: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: generator.choice([True, False]),
+        lambda: generator.randrange(-5, 60),
+        lambda: generator.choice([10**30, -(2**63), 2**64, 1e308, -1e-300, 0.5, 3.0]),
+        lambda: "".join(generator.choice(string.printable + "\ud800\0é") for _ in range(generator.randrange(9))),
+        lambda: generator.choice(["5", "nan", "2013-01-31", "true", ""]),
+    ]
+    if depth < 3:
+        choices += [
+            lambda: [random_value(generator, depth + 1) for _ in range(generator.randrange(4))],
+            lambda: {
+                str(random_value(generator, 3)): random_value(generator, depth + 1)
+                for _ in range(generator.randrange(3))
+            },
+        ]
+    return generator.choice(choices)()
+
+
+def random_body(generator: random.Random) -> bytes:
+    records = []
+    for _ in range(generator.randrange(4)):
+        record: dict[str, Any] = dict(EVENT, key=generator.randrange(100_000), rating=5)
+        for name in generator.sample([*record, "id", "label", "extra"], generator.randrange(4)):
+            record[name] = random_value(generator)
+        if generator.random() < 0.4:
+            record = {"id": random_value(generator), "label": random_value(generator)}
+        records.append(record)
+    content = generator.choice([records, records[0] if records else {}, random_value(generator)])
+    body = json.dumps(content).encode()
+    if generator.random() < 0.2:
+        position = generator.randrange(len(body) + 1)
+        body = body[:position] + bytes(generator.randrange(256) for _ in range(2)) + body[position + 1 :]
+    return body
+
+
+def check_random_bodies(state: FrontState, count: int) -> None:
+    generator, statuses = random.Random(1), dict[int, int]()
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        for _ in range(count):
+            path = generator.choice(["/predict", "/learn", "/feedback", "/rollback"])
+            answer = await client.post(path, content=random_body(generator))
+            assert answer.status_code in (200, 400, 404, 422), (path, answer.content)
+            if answer.status_code != 200:
+                assert answer.json()["error"]
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+
+    talk(state, conversation)
+    assert {200, 400, 422} <= statuses.keys()
+    assert state.is_alive()
+
+
+def test_random_bodies_never_fail_the_service(state: FrontState) -> None:
+    check_random_bodies(state, 3000)
+
+
+@pytest.mark.slow
+def test_many_random_bodies_never_fail_the_service(state: FrontState) -> None:
+    check_random_bodies(state, 100_000)

@@ -1,0 +1,69 @@
+"""The configuration of a service: from a run, from nothing, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from cadam.cli import main
+from cadam.cli.serve_arguments import add_serve_arguments
+from cadam.online.models.model_file import UsageError
+from cadam.online.persistence.checkpoints import read_newest
+from cadam.serving.config import ServiceConfig, read_config
+from cadam.serving.learner_process import build_learner
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_service_starts_with_the_model_and_the_optimizer_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = random.Random(0)
+    rows = [f"{generator.randrange(5)},{generator.random()},{generator.randrange(2)}" for _ in range(600)]
+    Path("clicks.csv").write_text("\n".join(["item,price,click", *rows]) + "\n")
+    command = "run clicks.csv --label click --quiet --model linear --optimizer Adam --lr 0.02"
+    assert main.main(command.split()) == 0
+    config = read_config(options("runs/clicks"))
+    assert (config.model, config.optimizer, config.lr) == ("linear", "Adam", 0.02)
+    assert Path(config.folder) == (tmp_path / "runs" / "clicks" / "serve").resolve()
+    assert ServiceConfig.from_json(config.to_json()) == config
+    learner = build_learner(config)
+    _, state = read_newest(Path("runs/clicks"))
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, state["model"][name]), name
+    assert learner.optimizer.state_dict()["state"].keys() == state["optimizer"]["state"].keys()
+    assert learner.events == 0, "the events of the run are not those of the service"
+    learner.close()
+    assert config.schema().id == "event_id:text"
+    with pytest.raises(UsageError, match="cannot change"):
+        read_config(options("runs/clicks", "--model", "fm"))
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--schema"):
+        read_config(options())
+    Path("schema.json").write_text('{"features": {"a": "number"}, "label": "y"}')
+    Path("token").write_text("short")
+    with pytest.raises(UsageError, match="at least 16"):
+        read_config(options("--schema", "schema.json", "--token-file", "token"))
+    with pytest.raises(UsageError, match="--horizon"):
+        read_config(options("--schema", "schema.json", "--unmatched", "negative"))
+    assert main.main(["serve", "--schema", "schema.json", "--address", "0.0.0.0:0"]) == 2
+
+
+@pytest.mark.parametrize("words", [("--refresh", "fast"), ("--retain", "7 weeks"), ("--retain-size", "much")])
+def test_values_of_options_are_checked(words: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        options(*words)
+    assert options("--refresh", "20steps").refresh.steps == 20
+    assert options("--retain-size", "10G").retain_size == 10 << 30

@@ -1,0 +1,137 @@
+"""A service as its users meet it: it predicts, learns, survives kill -9, and refuses what it cannot use."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cadam.online.models.model_file import UsageError
+from cadam.serving.client import AsyncClient, Client, Retries, ServiceError
+from cadam.serving.supervisor import Supervisor
+from tests.serving.service_process import Service, assert_same_state, logged, replay, running, wait_for
+
+EVENT = {"item": "a", "price": 2.0}
+PATIENT = Retries(attempts=200, pause=0.05, longest_pause=0.2)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("shared") / "service", "--refresh", "50ms") as started:
+        yield started
+
+
+def test_a_label_changes_the_next_prediction(service: Service) -> None:
+    with Client(service.url) as client:
+        [before] = client.predict([EVENT])
+        assert client.feedback({before.id: 1}) == {"repeated": [], "accepted": 1, "unknown": []}
+        wait_for(lambda: client.model()["version"] != before.model_version, 20)
+        [after] = client.predict([EVENT])
+        assert after.score > before.score
+        assert after.probability is not None
+        assert 0 < after.probability < 1
+        assert client.feedback({before.id: 0})["repeated"] == [before.id], "the first label counts"
+
+
+def test_clients_for_threads_and_for_asyncio_agree(service: Service) -> None:
+    async def use() -> None:
+        async with AsyncClient(service.url) as client:
+            [learned] = await client.learn([{**EVENT, "event_id": "asynchronous", "click": 1}])
+            assert learned.id == "asynchronous"
+            assert (await client.feedback({"asynchronous": 1}))["repeated"] == ["asynchronous"]
+            assert (await client.model())["model"] == "linear"
+            with pytest.raises(ServiceError, match="none of the model's columns"):
+                await client.predict([{"prize": 1}])
+
+    asyncio.run(use())
+    with Client(service.url) as client, pytest.raises(ServiceError) as caught:
+        client.learn([{**EVENT, "click": 1}, {**EVENT, "click": 2}])
+    assert caught.value.status == 422
+    assert caught.value.details == [{"index": 1, "column": "click", "error": "click: 2.0 is not from 0 to 1"}]
+
+
+def test_metrics_and_the_status_page_are_there(service: Service) -> None:
+    text = httpx.get(service.url + "metrics").text
+    for name in ("cadam_staleness_seconds", "cadam_learner_up 1", "cadam_learned", "cadam_request_seconds_bucket"):
+        assert name in text
+    assert "<title>cadam</title>" in httpx.get(service.url).text
+    assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 20)
+
+
+def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:
+    with pytest.raises(UsageError, match="another cadam serve runs"):
+        Supervisor(service.config(), "127.0.0.1", 0)
+
+
+def load(service: Service, seconds: float, seed: int) -> dict[str, Any]:
+    """Predict and send labels until the time is over; return the labels that were acknowledged."""
+    generator = random.Random(seed)
+    acknowledged: dict[Any, int] = {}
+    end = time.monotonic() + seconds
+    with Client(service.url, retries=PATIENT, timeout=5) as client:
+        while time.monotonic() < end:
+            events = [{"item": generator.randrange(20), "price": generator.random()} for _ in range(3)]
+            predictions = client.predict(events)
+            labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
+            client.feedback(labels)
+            acknowledged |= labels
+    return acknowledged
+
+
+def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
+    """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay."""
+    generator = random.Random(0)
+    with running(folder / "service", "--refresh", "50ms") as service, ThreadPoolExecutor(2) as pool:
+        config = service.config()
+        seconds = 2 + kills * seconds_between
+        loads = [pool.submit(load, service, seconds, seed) for seed in range(2)]
+        for _ in range(kills):
+            time.sleep(seconds_between * generator.uniform(0.5, 1))
+            service.kill(generator.choice(["front", "learner_process"]))
+        acknowledged = loads[0].result() | loads[1].result()
+        service.process.kill()  # its processes notice this and end
+        service.process.wait()
+        service.start()
+        service.wait_until_learned()
+        service.stop()
+    labels = {key: float(body) for key, body in logged(service.folder, "label")}
+    assert len(acknowledged) > 10
+    assert {key: labels.get(key) for key in acknowledged} == acknowledged
+    events = {key for key, _ in logged(service.folder, "event")}
+    replay(config, folder / "replayed")
+    saved = assert_same_state(service.folder, folder / "replayed")
+    assert saved["counts"]["learned_events"] == len(events & labels.keys())
+    assert saved["pending"]["counts"]["repeated_labels"] == 0, "the log removes repeated labels before the learner"
+
+
+def test_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
+    check_kills(tmp_path, kills=2, seconds_between=2)
+
+
+@pytest.mark.slow
+def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
+    check_kills(tmp_path, kills=50, seconds_between=3)
+
+
+def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
+    with Client(service.url) as client:
+        versions = httpx.get(service.url + "versions").json()["versions"]
+        assert versions[0]["name"] == "0"
+        wait_for(lambda: client.model()["learned"] > 0, 20)
+        event = {"item": "rolled back", "price": 1.0}
+        [before] = client.predict([event])
+        client.learn([{**event, "click": 1} for _ in range(100)])
+        wait_for(lambda: client.predict([event])[0].score > before.score, 20)
+        assert httpx.post(service.url + "rollback", json={"version": "17"}).status_code == 404
+        assert httpx.post(service.url + "rollback", json={"version": "0"}).status_code == 200
+        wait_for(lambda: client.model()["version"].endswith("-r1"), 30)
+        assert client.model()["learned"] == 0
+        client.feedback({before.id: 1})  # the event before the rollback still waits for its label
+        wait_for(lambda: client.model()["learned"] == 1, 20)
