@@ -96,8 +96,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--unmatched",
         choices=("drop", "negative"),
-        default="drop",
-        help="drop an event that has no label after --horizon, or learn it with label 0 (default: drop)",
+        help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
     )
     add("--retain", type=duration, metavar="TIME", help="delete log entries that are older, as 7d (default: keep all)")
     add("--retain-size", type=size, metavar="SIZE", help="delete the oldest log entries beyond a size, as 10G")

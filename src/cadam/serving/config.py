@@ -71,7 +71,7 @@ class ServiceConfig:
     device: str | None = None
     threads: int = 1
     horizon: float = math.inf
-    unmatched: str = "drop"
+    unmatched: str | None = None
     capacity: int = 1_000_000
     batch_size: int = 512
     """The largest number of log entries that are learned together."""

@@ -47,7 +47,7 @@ def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], N
     torch.manual_seed(config.seed)
     model = build()
     optimizer = OptimizerSpec.parse(config.optimizer)
-    labels = LabelOptions(config.horizon, cast(Unmatched, config.unmatched), capacity=config.capacity)
+    labels = LabelOptions(config.horizon, cast(Unmatched | None, config.unmatched), capacity=config.capacity)
     checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
     learner = Learner(
         *(model, optimizer.build(model, config.lr), loss), labels=labels, checkpoint=checkpoint, reports=reports
