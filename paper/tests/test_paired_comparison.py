@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from cadam.ab.results import evaluation_seeds, repeat_seeds, tuning_seeds
-from cadam.ab.summary import comparison_row
-from cadam.ab.verdict import ONE_SEED, floor_qualifier, verdict_over_seeds
 from cadam.statistics.comparison import compare, noise_floor
 from cadam.statistics.intervals import interval, t_quantile
-from cadam.statistics.learning_rates import choose_lr
+from cadam_paper.harness.learning_rates import choose_lr
+from cadam_paper.harness.results import evaluation_seeds, repeat_seeds, tuning_seeds
+from cadam_paper.harness.summary import comparison_row
+from cadam_paper.harness.verdict import ONE_SEED, floor_qualifier, verdict_over_seeds
 
 NAMES = ("CAdam", "Adam")
 
