@@ -3,7 +3,7 @@
 Two intervals have to agree. The confidence sequence is about these forecasters on this stream and may be checked after
 every batch (see `cadam.statistics.sequential`). The t interval over seeds is about other initial weights: under one
 seed both arms start from the same weights. Student's interval is not made for repeated checks. It has the confidence
-1 - alpha / k, where k is the number of doublings of the stream after the first check: the differences of seeds so far
+1 - alpha / k, where k is the number of doublings of the stream after the first check, plus 2: the differences of seeds so far
 hardly change while the stream does not double, so that a union bound over doublings suffices. Simulated comparisons of
 equal arms confirm it (`tests/ab/test_error_rates.py`).
 """
@@ -38,7 +38,7 @@ class PairedScores:
         self, better: Better, matters: float, alpha: float, total: int, lag: int = 0, relative: bool = True
     ) -> None:
         self.better, self.matters, self.relative = better, matters, relative
-        doublings = max(0, math.ceil(math.log2(max(total, 1) / FIRST_CHECK))) + 1
+        doublings = max(0, math.ceil(math.log2(max(total, 1) / FIRST_CHECK))) + 2
         self.seed_confidence = 1 - alpha / doublings
         self.sequence = ConfidenceSequence(alpha, lag=lag)
         self.kind: Kind = "inconclusive"
