@@ -77,7 +77,7 @@ def encode(folder: Path, study: Study) -> tuple[EncodedStream, RunCache]:
     cache = RunCache(folder / "runs", study)
     source = open_source(study.data, Schema(**study.settings["schema"]), batch_size=study.batch_size, patience=None)
     batches = (batch for batch in source if isinstance(batch, Batch))
-    return encode_stream(batches, cache.stream_folder, {}, study.is_per_event), cache
+    return encode_stream(batches, cache.stream_folder, study.is_per_event), cache
 
 
 def ab_command(folder: Path, *more: str) -> list[str]:

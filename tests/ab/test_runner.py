@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -56,7 +57,7 @@ def test_late_labels_are_judged_when_they_arrive(folder: Path) -> None:
     study = make_study(folder)
     source = open_source(study.data, Schema(**study.settings["schema"]), batch_size=50, patience=None)
     batches = (batch for batch in LabelDelay(source, mean=100) if isinstance(batch, Batch))
-    judged = encode_stream(batches, folder / "late", {}, per_event=False).judged
+    judged = encode_stream(batches, folder / "late", per_event=False).judged
     assert len(judged.labels) == EVENTS
     assert 4 < judged.lag < 40, "delays have a mean of two batches"
     assert judged.labels.mean() == pytest.approx(np.mean(pq.read_table(folder / "clicks.parquet")["click"].to_pylist()))
@@ -82,7 +83,7 @@ def test_an_interrupted_run_continues_with_the_same_bits(folder: Path, keeps_in_
     study = make_study(folder)
     stream, cache = encode(folder, study)
     run = Run("CAdam", 0.03, 0)
-    settings = StudyRunner(study, cache)._settings
+    settings = json.dumps(study.run_settings)
     whole = Advance(run, folder / "whole", cache.stream_folder, settings, stream.batches + 1, keeps_in_memory)
     assert not advance_run(whole).failure
     parts = replace(whole, folder=folder / "parts")

@@ -2,10 +2,10 @@
 
 Two intervals have to agree. The confidence sequence is about these forecasters on this stream and may be checked after
 every batch (see `cadam.statistics.sequential`). The t interval over seeds is about other initial weights: under one
-seed both arms start from the same weights. Student's interval is not made for repeated checks. It has the confidence
-1 - alpha / k, where k is the number of doublings of the stream after the first check, plus 2: the differences of seeds so far
-hardly change while the stream does not double, so that a union bound over doublings suffices. Simulated comparisons of
-equal arms confirm it (`tests/ab/test_error_rates.py`).
+seed both arms start from the same weights. Student's interval is not made for repeated checks. Its confidence is
+therefore 1 - alpha / k, where k is the number of doublings of the stream after the first check, plus 2: the mean
+differences of seeds hardly change before the stream has doubled, so a bound over doublings suffices in practice.
+Simulated comparisons of equal arms check it (`tests/ab/test_error_rates.py`).
 """
 
 from __future__ import annotations

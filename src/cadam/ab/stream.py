@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,8 @@ from ..online.metrics.stream import as_clicks
 from ..online.models.model_file import LOG_LOSS
 
 INDEX = "index.json"
+JUDGED = "judged.npz"
+"""The file that is written last: a folder with it is complete."""
 EVENT_COLUMNS = "events"
 LABEL_COLUMNS = "labels"
 
@@ -91,6 +94,11 @@ class EncodedStream:
         self.folder = folder
         self.index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
 
+    @staticmethod
+    def is_complete(folder: Path) -> bool:
+        """Whether a folder contains a whole encoded stream."""
+        return (folder / JUDGED).exists()
+
     @property
     def events(self) -> int:
         """The number of events."""
@@ -127,7 +135,7 @@ class EncodedStream:
     @cached_property
     def judged(self) -> JudgedEvents:
         """The judged events."""
-        with np.load(self.folder / "judged.npz") as file:
+        with np.load(self.folder / JUDGED) as file:
             return JudgedEvents(file["labels"], file["users"], file["ends"], int(file["lag"]))
 
 
@@ -172,13 +180,12 @@ class _KeyNumbers:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys.tolist()], dtype=np.int64)
 
 
-def encode_stream(batches: Iterable[Batch], folder: Path, facts: Mapping[str, Any], per_event: bool) -> EncodedStream:
+def encode_stream(batches: Iterable[Batch], folder: Path, per_event: bool) -> EncodedStream:
     """Write a stream to a folder, in place of what the folder contains.
 
     Args:
         batches: The batches. Rejected records are left out.
-        folder: The folder; it is complete once it has an index.
-        facts: Plain values to keep in the index.
+        folder: The folder.
         per_event: Whether runs learn the events one by one, so that labels and events of a batch alternate.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -205,14 +212,12 @@ def encode_stream(batches: Iterable[Batch], folder: Path, facts: Mapping[str, An
             has_order.append(batch.events_before is not None)
         columns_of = {name: group.description() for name, group in groups.items()}
     index = {"columns": columns_of, "events": event_counts, "labels": label_counts, "has_label_order": has_order}
-    text = json.dumps({**index, "facts": dict(facts)})
-    (folder / "index.part").write_text(text, encoding="utf-8")
-    stream = EncodedStream.__new__(EncodedStream)
-    stream.folder, stream.index = folder, json.loads(text)
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    stream = EncodedStream(folder)
     judged = find_judged_events(stream, per_event)
-    np.savez(folder / "judged.npz", labels=judged.labels, users=judged.users, ends=judged.ends, lag=judged.lag)
-    (folder / "index.part").unlink()
-    replace_file(folder / INDEX, text.encode())
+    buffer = BytesIO()
+    np.savez(buffer, labels=judged.labels, users=judged.users, ends=judged.ends, lag=judged.lag)
+    replace_file(folder / JUDGED, buffer.getvalue())
     return stream
 
 

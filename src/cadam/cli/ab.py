@@ -311,12 +311,12 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
     """
     study, folder = comparison.study, cache.stream_folder
     # Data that are not in files may have changed since they were encoded.
-    if (folder / "index.json").exists() and _data_files(study.data):
+    if EncodedStream.is_complete(folder) and _data_files(study.data):
         stream = EncodedStream(folder)
     else:
         reader = StreamReader(comparison, options)
         try:
-            stream = encode_stream(reader.batches(), folder, {}, study.is_per_event)
+            stream = encode_stream(reader.batches(), folder, study.is_per_event)
         except BaseException:
             _remove_stream(folder, options.cache)
             raise
