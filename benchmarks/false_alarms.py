@@ -1,102 +1,130 @@
-"""Estimate how often a confidence sequence excludes 0 although the true difference is 0.
+"""Estimate how often `cadam ab` gives a wrong verdict about equal arms, and how often it finds a known difference.
 
-The sequence is checked after every block, and every simulated stream of block differences has mean 0. With independent
-normal differences, at most 5 of 100 streams ever exclude 0, however often they are checked. The last line has the
-widths of the intervals of independent normal differences, in standard errors of their mean. The slow tests in
-`tests/statistics` check the error rates.
+Differences of the log loss under paired seeds are simulated, batch by batch. With equal arms the difference of each
+seed has mean 0, but is not 0: it has a part that stays, a random walk (drift), a season, effects of users, and noise
+with bursts, in part common to all seeds. The verdict is looked at after every batch, and any verdict other than
+"inconclusive" or "equivalent" at any moment counts as wrong.
 
-    python benchmarks/false_alarms.py [--streams 4000]
+    python benchmarks/false_alarms.py [--comparisons 400]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from cadam.statistics.confidence_sequence import confidence_sequence, first_exclusion
+from cadam.ab.paired_scores import PairedScores
 from cadam.statistics.intervals import Array
 
-LENGTH = 1000
-"""The number of blocks of a stream."""
-LIMITS = (50, 300, 1000)
-"""Numbers of blocks within which an exclusion of 0 is counted."""
-WIDTHS = (50, 200, 1000)
-"""Numbers of blocks after which the width is measured."""
-CHUNK = 500
-"""The number of streams that are simulated at once."""
-
-
-def autoregression(random: np.random.Generator, shape: tuple[int, int], correlation: float) -> Array:
-    """Return an autoregression of order one with variance 1."""
-    values = random.standard_normal(shape)
-    values[:, 1:] *= math.sqrt(1 - correlation**2)
-    for t in range(1, shape[1]):
-        values[:, t] += correlation * values[:, t - 1]
-    return values
-
-
-def mixture(random: np.random.Generator, shape: tuple[int, int], correlation: float) -> Array:
-    """Return independent noise plus an autoregression of the same variance."""
-    return random.standard_normal(shape) + autoregression(random, shape, correlation)
-
-
-STREAMS: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
-    "independent, normal": lambda random, shape: random.standard_normal(shape),
-    "independent, Student's t with 3 degrees": lambda random, shape: random.standard_t(3, shape),
-    "independent, exponential": lambda random, shape: random.exponential(size=shape) - 1,
-    "independent, log-normal": lambda random, shape: random.lognormal(size=shape) - math.exp(0.5),
-    "one block in fifty is 0.98, others -0.02": lambda random, shape: (random.random(shape) < 0.02) - 0.02,
-    "equal for 30 blocks, then normal": lambda random, shape: np.where(
-        np.arange(shape[1]) < 30, 1e-9, random.standard_normal(shape)
-    ),
-    "variance that grows 3,000 times": lambda random, shape: (
-        random.standard_normal(shape) * np.exp(np.linspace(-2, 2, shape[1]))
-    ),
-    "autoregression, 0.5": lambda random, shape: autoregression(random, shape, 0.5),
-    "autoregression, 0.8": lambda random, shape: autoregression(random, shape, 0.8),
-    "autoregression, 0.95": lambda random, shape: autoregression(random, shape, 0.95),
-    "half noise, half autoregression, 0.8": lambda random, shape: mixture(random, shape, 0.8),
-    "half noise, half autoregression, 0.9": lambda random, shape: mixture(random, shape, 0.9),
-    "half noise, half autoregression, 0.95": lambda random, shape: mixture(random, shape, 0.95),
+BATCHES, BATCH_SIZE, USERS = 1200, 256, 300
+LOSS = 0.45
+"""The log loss of the baseline."""
+STREAMS: Mapping[str, Mapping[str, float]] = {
+    "all effects": {},
+    "nothing stays": {"constant": 0},
+    "much drift": {"constant": 0, "drift": 0.01},
+    "strong users": {"constant": 0, "users": 0.01},
+    "strong seasons": {"season": 0.006, "drift": 0.004},
+    "little noise": {"constant": 0.0005, "drift": 0.004, "noise": 0.05},
 }
+"""Kinds of streams, as arguments of `simulate` that differ from the defaults."""
+EFFECTS = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Known differences, in percent of the log loss."""
 
 
-def error_rates(name: str, streams: int) -> tuple[dict[int, float], Array]:
-    """Simulate one kind of stream.
+def simulate(
+    random: np.random.Generator,
+    *,
+    seeds: int = 5,
+    batches: int = BATCHES,
+    constant: float = 0.001,
+    drift: float = 0.002,
+    season: float = 0.002,
+    users: float = 0.003,
+    noise: float = 0.08,
+) -> Array:
+    """Return the mean difference of each batch under each seed, for equal arms.
 
-    Returns:
-        The share of streams that exclude 0 within each number of blocks, and the half width of each stream after each
-        number of blocks, in standard errors of the mean of independent blocks.
+    Args:
+        random: The generator.
+        seeds: The number of seeds.
+        batches: The number of batches.
+        constant: The standard deviation of the part that stays.
+        drift: The standard deviation of a random walk at its end, which half of the seeds have.
+        season: The standard deviation of the amplitude of a season.
+        users: The standard deviation of the effect of a user.
+        noise: The standard deviation of the noise of one event; it is four times as large in a fifth of the time.
     """
-    random = np.random.default_rng(0)
-    exclusions: list[Array] = []
-    widths: list[Array] = []
-    for first in range(0, streams, CHUNK):
-        low, high = confidence_sequence(STREAMS[name](random, (min(CHUNK, streams - first), LENGTH)))
-        exclusions.append(first_exclusion(low, high))
-        widths.append((high - low)[:, np.array(WIDTHS) - 1] / 2 * np.sqrt(WIDTHS))
-    blocks = np.concatenate(exclusions)
-    rates = {limit: float(np.mean((blocks > 0) & (blocks <= limit))) for limit in LIMITS}
-    return rates, np.concatenate(widths)
+    time = np.arange(batches)
+    activity = random.pareto(1.5, USERS) + 0.1
+    shares = random.multinomial(BATCH_SIZE, activity / activity.sum(), batches) / BATCH_SIZE
+    burst = np.where(random.random(batches // 40 + 1) < 0.2, 4.0, 1.0).repeat(40)[:batches]
+    noise_of_batch = burst * noise / math.sqrt(BATCH_SIZE)
+    common = random.standard_normal(batches) * noise_of_batch
+    differences = np.empty((seeds, batches))
+    for seed in range(seeds):
+        walk = random.integers(2) * np.cumsum(random.normal(0, drift / math.sqrt(batches), batches))
+        period = random.choice([24, 200, batches])
+        wave = random.normal(0, season) * np.sin(2 * np.pi * (time / period + random.random()))
+        by_user = shares @ random.normal(0, users, USERS)
+        own = 0.7 * noise_of_batch * random.standard_normal(batches) + 0.5 * random.standard_normal() * common
+        differences[seed] = random.normal(0, constant) + walk + wave + by_user + own
+    return differences
+
+
+def first_verdict(differences: Array, matters: float = 0.1) -> tuple[str, int]:
+    """Return the first verdict other than "inconclusive", and the number of batches until then.
+
+    Args:
+        differences: The mean difference of each batch under each seed.
+        matters: The smallest difference of practical use, in percent.
+    """
+    pair = PairedScores("lower", matters, 0.05, differences.shape[1])
+    baseline = np.full(len(differences), LOSS)
+    for number, batch in enumerate(differences.T, 1):
+        pair.update(baseline + batch, baseline, BATCH_SIZE, number)
+        if pair.kind != "inconclusive":
+            return pair.kind, number
+    return "inconclusive", differences.shape[1]
+
+
+def count_wrong(name: str, comparisons: int, seed: int = 0, batches: int = BATCHES) -> int:
+    """Return how many of the comparisons of equal arms get a wrong verdict, if one looks after every batch."""
+    random = np.random.default_rng([seed, list(STREAMS).index(name)])
+    kinds = [first_verdict(simulate(random, batches=batches, **STREAMS[name]))[0] for _ in range(comparisons)]
+    return sum(kind in ("better", "worse") for kind in kinds)
+
+
+def upper_bound(count: int, total: int) -> float:
+    """Return the upper end of the one-sided 95% interval of a share (Wilson 1927)."""
+    z, share = 1.645, count / total
+    center = share + z**2 / (2 * total)
+    return (center + z * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))) / (1 + z**2 / total)
 
 
 def main() -> None:
-    """Print the error rates of all kinds of streams as a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=4000)
-    streams = parser.parse_args().streams
-    print(f"| no true difference; {streams:,} streams | " + " | ".join(f"{t:,} blocks" for t in LIMITS) + " |")
-    print("| --- |" + " --- |" * len(LIMITS))
-    widths: dict[str, Array] = {}
+    """Print the error rates and the power."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--comparisons", type=int, default=400)
+    count = parser.parse_args().comparisons
+    print("| stream | wrong verdicts | upper 95% bound |\n| --- | --- | --- |")
     for name in STREAMS:
-        rates, widths[name] = error_rates(name, streams)
-        print(f"| {name} | " + " | ".join(f"{rate:.1%}" for rate in rates.values()) + " |", flush=True)
-    print("\nhalf width, independent and normal, in standard errors of the mean; median (90% quantile):")
-    quantiles = np.quantile(widths["independent, normal"], [0.5, 0.9], axis=0).T
-    print(", ".join(f"{m:.2f} ({q:.2f}) after {t:,} blocks" for t, (m, q) in zip(WIDTHS, quantiles, strict=True)))
+        wrong = count_wrong(name, count)
+        print(f"| {name} | {wrong} of {count} ({wrong / count:.1%}) | {upper_bound(wrong, count):.1%} |", flush=True)
+    print(
+        "\n| true difference | right verdicts | wrong verdicts | events until then, median |\n| --- | --- | --- | --- |"
+    )
+    for effect in EFFECTS:
+        random = np.random.default_rng(0)
+        trials = max(20, count // 4)
+        verdicts = [first_verdict(simulate(random) - effect / 100 * LOSS) for _ in range(trials)]
+        right = [batches for kind, batches in verdicts if kind == "better"]
+        wrong = sum(kind == "worse" for kind, _ in verdicts)
+        events = f"{BATCH_SIZE * int(np.median(right)):,}" if right else ""
+        print(f"| {effect:g}% | {len(right) / trials:.0%} | {wrong / trials:.1%} | {events} |", flush=True)
 
 
 if __name__ == "__main__":

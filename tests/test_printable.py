@@ -13,7 +13,7 @@ import pytest
 
 from cadam import printable as module
 from cadam.ab.report.console import wrap
-from cadam.ab.report.page import page_templates
+from cadam.ab.report.page import template_environment
 from cadam.cli import main
 from cadam.cli.exit_codes import FAILED
 from cadam.online import Rejected, Schema
@@ -82,7 +82,11 @@ def test_reasons_of_rejected_events_are_escaped_also_as_labels_of_metrics() -> N
 
 
 def test_names_are_escaped_in_the_report_of_a_comparison() -> None:
-    page = page_templates().from_string("<p>{{ name }}</p>{{ figure | safe }}").render(name=HOSTILE, figure="<svg>\n")
+    page = (
+        template_environment("cadam.ab.report")
+        .from_string("<p>{{ name }}</p>{{ figure | safe }}")
+        .render(name=HOSTILE, figure="<svg>\n")
+    )
     assert "\x1b" not in page
     assert page.endswith("<svg>\n") or page.endswith("<svg>")
     assert is_clean("\n".join(wrap("  ", f"with a change of {HOSTILE}")))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cadam.ab.summary import Row
 from cadam.statistics.comparison import compare
 from cadam.statistics.intervals import Interval
 
 from . import evidence, published
 from .ctr import study as click_study
 from .harness.rate_pairs import Pair
+from .harness.summary import Row
 from .images import study as images
 from .published import difference_of, find_row, find_rows, format_interval, load, table_header, table_row
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.ab.report import palette
-from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
-from cadam.ab.summary import Summary, comparison_row
-from cadam.ab.verdict import verdict_over_seeds
 from cadam.online.metrics.auc import auc
 from cadam.online.metrics.log_loss import log_loss
 from cadam.statistics.comparison import compare
 from cadam.statistics.intervals import Array
-from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from .harness.experiment import Experiment, Plan
+from .harness.learning_rates import RateChoice, choose_lr
+from .harness.results import Outcome, Results, RunSpec, tuning_seeds
+from .harness.summary import Summary, comparison_row
+from .harness.verdict import verdict_over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.ab.report import figures, page, palette
-from cadam.ab.results import Result
-from cadam.ab.summary import Row
-from cadam.ab.verdict import kind_names
+from cadam.ab.report import figures, palette
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval, t_quantile
 
@@ -31,6 +28,9 @@ from .ctr import study as click_study
 from .harness.panels import panels
 from .harness.rate_pairs import Pair
 from .harness.rates import RateCurve
+from .harness.results import Result
+from .harness.summary import Row
+from .harness.verdict import kind_names
 from .images import rates as image_rates
 from .images import study as images
 from .language_models import page as language_models
@@ -904,5 +904,5 @@ def draw(path: str) -> None:
         if path.endswith(".png"):
             figure.savefig(ROOT / path, dpi=110, metadata={"Source": source})
         else:
-            style = f"<style>{page.color_css()}</style><!-- {source} -->"
+            style = f"<style>{palette.color_css()}</style><!-- {source} -->"
             (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")

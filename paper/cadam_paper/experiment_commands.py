@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from cadam.ab.report.scoreboard import Scoreboard
-from cadam.ab.results import Result, Results
-from cadam.ab.runner import DamagedResultError
 from cadam.ab.text import format_duration
 from cadam.cli.arguments import positive_int
 from cadam.cli.exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE, interrupt_code
-from cadam.statistics.learning_rates import NoLearningRateError
 
 from . import catalog
 from .harness import command, console, report, runner
 from .harness.archive import PYARROW_ADVICE, Archive, DamagedArchiveError
 from .harness.cache import Cache
 from .harness.experiment import Data, Experiment, Plan, Scale
+from .harness.learning_rates import NoLearningRateError
+from .harness.measured_runs import DamagedResultError
+from .harness.results import Result, Results
+from .harness.scoreboard import Scoreboard
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.ab.report import palette
-from cadam.ab.results import Outcome, Results, RunSpec
-from cadam.ab.summary import Row, Summary
 from cadam.statistics.intervals import Array, Interval, interval
 
 from .harness.experiment import Experiment, Plan
 from .harness.panels import panels
+from .harness.results import Outcome, Results, RunSpec
+from .harness.summary import Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,15 +22,15 @@ import torch
 
 import cadam
 from cadam.ab.report import palette
-from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
-from cadam.ab.summary import Summary, comparison_row
 from cadam.statistics import comparison as statistics
 from cadam.statistics.intervals import Array, Interval
-from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from .harness.comparisons import family_row, tally
 from .harness.experiment import Experiment, Plan, metric_name
+from .harness.learning_rates import RateChoice, choose_lr
 from .harness.panels import BETTER, NEUTRAL, ON_PALE, ON_STRONG, WORSE, panels
+from .harness.results import Outcome, Results, RunSpec, tuning_seeds
+from .harness.summary import Summary, comparison_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,10 +20,9 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
-
 from . import catalog, claims, commands_page, evidence, stream_tables
 from .ctr import study as click_study
+from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
 from .language_models import page as language_models
 from .published import (

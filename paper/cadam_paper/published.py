@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from cadam.ab.summary import Row, Summary
 from cadam.statistics.intervals import Interval
 
 from . import catalog
 from .harness import runner
 from .harness.archive import Archive
 from .harness.experiment import Plan
+from .harness.summary import Row, Summary
 
 ROOT = Path(__file__).parents[2]
 """The root of the repository."""

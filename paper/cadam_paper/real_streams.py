@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cadam.ab import run_arm
-from cadam.ab.results import Outcome, RunSpec
-from cadam.ab.study import Study
 from cadam.online.data.events import Array, Batch, Events
 from cadam.online.data.sources import Source
 from cadam.online.models import pairwise_interactions
 
 from .archive_names import LABEL_NOISE, feature_change
+from .harness import ab_runs
 from .harness.ab_experiments import comparison_experiment, rates_experiment
+from .harness.ab_study import Study
 from .harness.experiment import Data, Experiment
+from .harness.results import Outcome, RunSpec
 
 PYARROW_ADVICE = "reading the real streams needs pyarrow: pip install pyarrow"
 
@@ -359,7 +359,7 @@ def compute(spec: RunSpec) -> Outcome:
     source = Replay(stream.events, spec.settings["batch_size"])
     events = min(spec.settings["events"] or len(stream.events), len(stream.events))
     build = partial(StreamDeepFM, stream.fields, stream.numbers)
-    return run_arm.run_arm(spec, run_arm.Task(source, events, stream.fields, build))
+    return ab_runs.run_arm(spec, ab_runs.Task(source, events, stream.fields, build))
 
 
 RATE_NOTES = (

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from cadam.ab.summary import Row
 from cadam.ab.text import join_words
-from cadam.ab.verdict import kind_names
 from cadam.statistics.comparison import KINDS, sign
 
 from .archive_names import UNCHANGED, display_condition
+from .harness.summary import Row
+from .harness.verdict import kind_names
 from .published import difference_of, find_row, find_rows, is_complete, load, summary, table_header, table_row
 
 STREAMS = {

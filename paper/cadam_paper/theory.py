@@ -27,13 +27,13 @@ import torch
 
 import cadam
 from cadam.ab.report import palette
-from cadam.ab.results import Outcome, Results, RunSpec
-from cadam.ab.summary import Row, Summary
 from cadam.statistics.intervals import Array
 
 from . import archive_names
 from .harness.experiment import Experiment, Plan
 from .harness.panels import panels
+from .harness.results import Outcome, Results, RunSpec
+from .harness.summary import Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,11 +14,11 @@ import pytest
 from tables import begins_with
 from walks import WALK, make_spec
 
-from cadam.ab.results import Outcome, Provenance, Result, RunSpec
 from cadam_paper.harness import runner
 from cadam_paper.harness.archive import Archive, DamagedArchiveError
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.results import Outcome, Provenance, Result, RunSpec
 
 CELL = make_spec("CAdam", 0.1, 3, depth=2)
 

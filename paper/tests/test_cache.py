@@ -15,11 +15,11 @@ import torch
 from walks import WALK, make_spec
 
 import cadam
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
-from cadam.ab.runner import DamagedResultError
 from cadam_paper.harness import runner
 from cadam_paper.harness.cache import Cache, identity
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.measured_runs import DamagedResultError
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper.harness.runner import Request
 
 PROVENANCE = Provenance(

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import walks
 
-from cadam.ab.results import TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 from cadam.cli import main
 from cadam.statistics.comparison import KINDS
 from cadam_paper import catalog, experiment_commands
 from cadam_paper.harness import command as shared
 from cadam_paper.harness import console, runner
 from cadam_paper.harness.experiment import Data
+from cadam_paper.harness.results import TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]

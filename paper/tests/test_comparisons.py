@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cadam.ab.verdict import ONE_SEED
 from cadam.statistics.comparison import Comparison, compare, noise_floor
 from cadam_paper.harness.comparisons import family_row, tally
+from cadam_paper.harness.verdict import ONE_SEED
 
 
 def test_a_tally_counts_every_comparison() -> None:

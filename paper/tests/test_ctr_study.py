@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from cadam.ab.report.figures import svg
-from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 from cadam.cli import main
 from cadam_paper import catalog
 from cadam_paper.ctr import criteo_writer, preprocess, runs, study
 from cadam_paper.harness import report, runner
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import OWN_DATA, Experiment, Plan, Scale
+from cadam_paper.harness.results import REPEAT_SEEDS, TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 
 NAMES = [name for name, location in catalog.EXPERIMENTS.items() if location.startswith("cadam_paper.ctr")]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import demo as stream
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 
 SHORT = {**stream.SETTINGS, "batches": 40, "change_every": 20, "warm_up": 10}
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cadam.ab.results import Results
-from cadam.ab.summary import Row
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
 from cadam_paper import claims, evidence, published, stream_tables
 from cadam_paper.harness.rate_pairs import Pair
+from cadam_paper.harness.results import Results
+from cadam_paper.harness.summary import Row
 from cadam_paper.images import rates
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import catalog
 from cadam_paper.harness import runner
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper.images import rates
 
 EXPERIMENT = catalog.find("fig-rates")

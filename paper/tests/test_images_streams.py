@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from cadam.ab.results import tuning_seeds
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.results import tuning_seeds
 from cadam_paper.images import streams
 from cadam_paper.images.streams import CLEAN, TRUE_LABEL, Schedule, Stream, augmented, continuous, noisy, sudden
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from cadam.ab.report.figures import svg
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
-from cadam.ab.summary import Summary
 from cadam_paper import catalog, experiment_commands
 from cadam_paper.harness import report, runner
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Experiment, Finished, Plan, Scale
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam_paper.harness.summary import Summary
 from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 

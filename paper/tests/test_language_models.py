@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import cadam
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam.statistics.intervals import Interval
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper.language_models import corpus, optimizers, page, runs, stream, study
 from cadam_paper.language_models.corpus import Corpus, CorpusError
 from cadam_paper.language_models.model import GPT, SIZES

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import cadam
-from cadam.ab.results import Results
 from cadam_paper import masking
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.results import Results
 
 
 def test_the_direction_is_that_of_the_step_that_the_optimizer_takes() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import cadam
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
-from cadam.ab.verdict import ONE_SEED
 from cadam.statistics.comparison import KINDS
 from cadam_paper import numerical
 from cadam_paper.harness.experiment import Experiment, metric_name
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam_paper.harness.verdict import ONE_SEED
 
 EXPERIMENTS = {
     "fig-shift": numerical.FIG_SHIFT,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from cadam.ab.report.page import page_templates
-from cadam.ab.results import Results
-from cadam.ab.summary import Row
 from cadam.statistics import comparison
 from cadam_paper import pages, published
 from cadam_paper.harness import report
+from cadam_paper.harness.page import page_templates
+from cadam_paper.harness.results import Results
+from cadam_paper.harness.summary import Row
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from tables import begins_with
 
-from cadam.ab.results import RunSpec
-from cadam.ab.runner import measure_run
 from cadam_paper import catalog
 from cadam_paper.harness import archive as archives
 from cadam_paper.harness.archive import Archive
 from cadam_paper.harness.experiment import metric_name
+from cadam_paper.harness.measured_runs import measure_run
+from cadam_paper.harness.results import RunSpec
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cadam.statistics.learning_rates import NoLearningRateError
+from cadam_paper.harness.learning_rates import NoLearningRateError
 from cadam_paper.harness.rates import RateCurve, compare_at_best_rates, compare_at_rate, next_rates, tolerance_row
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)

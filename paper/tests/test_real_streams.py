@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import catalog
 from cadam_paper import real_streams as streams
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 
 # Files ---------------------------------------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ import pytest
 from walks import TUNED, WALK, make_spec
 
 from cadam.ab.report import palette
-from cadam.ab.results import Outcome
-from cadam.ab.summary import Row, Summary
 from cadam.statistics.comparison import Kind
 from cadam_paper import catalog
 from cadam_paper.harness import report, runner
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.results import Outcome
 from cadam_paper.harness.runner import Request
+from cadam_paper.harness.summary import Row, Summary
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
 

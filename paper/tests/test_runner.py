@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from walks import ARMS, TUNED, WALK, make_spec
 
-from cadam.ab.results import Results, RunSpec
 from cadam_paper.harness import runner
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Experiment, Plan
+from cadam_paper.harness.results import Results, RunSpec
 from cadam_paper.harness.runner import Event, Request
 
 COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "run_test_experiments.py"

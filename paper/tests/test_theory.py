@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import cadam
-from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import archive_names, theory
+from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
 COVERED = [name for name, function in theory.FUNCTIONS.items() if not function.violation]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
-from cadam.ab.summary import Summary, comparison_row
 from cadam.statistics.comparison import compare
-from cadam.statistics.learning_rates import choose_lr
 from cadam_paper.harness.experiment import Experiment, Plan
+from cadam_paper.harness.learning_rates import choose_lr
+from cadam_paper.harness.results import Outcome, Results, RunSpec, tuning_seeds
+from cadam_paper.harness.summary import Summary, comparison_row
 
 ARMS = ("Adam", "CAdam")
 

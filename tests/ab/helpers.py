@@ -1,8 +1,9 @@
-"""A small click stream with a model and a schema, and run specs for it."""
+"""A small click stream with a model and a schema, and studies on it."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cadam.ab.results import RunSpec
+from cadam.ab.result import ArmResult, Curve, PairResult, Result
+from cadam.ab.runner import RunCache
+from cadam.ab.stream import EncodedStream, encode_stream
+from cadam.ab.study import Study
+from cadam.online.data.events import Batch
+from cadam.online.data.schema import Schema
+from cadam.online.data.sources import open_source
+from cadam.statistics.comparison import Kind
+from cadam.statistics.intervals import Interval
 
 USERS, ITEMS, EVENTS = 200, 100, 3000
 MODEL = """
@@ -52,19 +61,23 @@ def write_clicks(folder: Path) -> None:
     (folder / "model.py").write_text(MODEL)
 
 
-def make_settings(folder: Path, **more: Any) -> dict[str, Any]:
-    """Return the settings of a run on the click stream."""
+def make_study(folder: Path, **fields: Any) -> Study:
+    """Return a study on the click stream."""
     schema = json.loads((folder / "schema.json").read_text())
-    # In place of the hash that the command records, so that changed data are read again.
+    # The time of the change is in place of the hash that the command records, so that changed data are read again.
     data = str((folder / "clicks.parquet").stat().st_mtime_ns)
-    common = {"events": EVENTS, "batch_size": 50, "tuning_share": 0.2, "blocks": 24, "tuning": False}
-    return {**common, "schema": schema, "data": data, **more}
+    common: dict[str, Any] = {"arms": ("Adam", "CAdam"), "batch_size": 50, "grid": (0.01, 0.03, 0.1), "seeds": 2}
+    settings = {"schema": schema, "data": data, **fields.pop("settings", {})}
+    uri, model = f"parquet:{folder / 'clicks.parquet'}", f"{folder / 'model.py'}:build"
+    return Study(data=uri, model=model, settings=settings, **{**common, **fields})
 
 
-def make_spec(folder: Path, arm: str = "Adam", seed: int = 0, lr: float = 0.03, **more: Any) -> RunSpec:
-    """Return the spec of a run on the click stream."""
-    uri = f"parquet:{folder / 'clicks.parquet'}"
-    return RunSpec("ab", f"{folder / 'model.py'}:build", uri, arm, lr, "", seed, make_settings(folder, **more))
+def encode(folder: Path, study: Study) -> tuple[EncodedStream, RunCache]:
+    """Encode the click stream for a study."""
+    cache = RunCache(folder / "runs", study)
+    source = open_source(study.data, Schema(**study.settings["schema"]), batch_size=study.batch_size, patience=None)
+    batches = (batch for batch in source if isinstance(batch, Batch))
+    return encode_stream(batches, cache.stream_folder, study.is_per_event), cache
 
 
 def ab_command(folder: Path, *more: str) -> list[str]:
@@ -73,6 +86,58 @@ def ab_command(folder: Path, *more: str) -> list[str]:
         "ab",
         *("--model", f"{folder / 'model.py'}:build", "--data", f"parquet:{folder / 'clicks.parquet'}"),
         *("--schema", str(folder / "schema.json"), "--cache", str(folder / "runs")),
-        *("--output", str(folder / "report.html"), "--batch-size", "50", "--blocks", "24", "--seeds", "2"),
+        *("--output", str(folder / "report.html"), "--batch-size", "50", "--seeds", "2"),
         *more,
     ]
+
+
+def make_result(arm: str = "CAdam", kind: Kind = "better", **fields: Any) -> Result:
+    """Return a result with one pair of arms."""
+    arms = [
+        ArmResult(
+            name=name,
+            metrics={"log_loss": loss, "auc": 0.7, "gauc": 0.65, "calibration": 1.01},
+            rate_to_use=0.03,
+            best_rate=0.03,
+            loss_at_best_rate=loss,
+            loss_by_rate={0.01: 0.6, 0.03: loss, 0.1: math.nan},
+            loss_by_period={0.01: [0.6, 0.6], 0.03: [loss, loss], 0.1: [0.7, math.nan]},
+            own_loss_by_period=[loss, loss],
+            rate_by_period=[0.01, 0.03],
+            added_rates={},
+        )
+        for name, loss in (("Adam", 0.5), (arm, 0.495))
+    ]
+    pair_fields: dict[str, Any] = {
+        "arm": arm,
+        "baseline": "Adam",
+        "metric": "log_loss",
+        "kind": kind,
+        "difference": -1.0,
+        "over_time": Interval(-1.0, -1.5, -0.5, 400),
+        "over_seeds": Interval(-1.0, -1.2, -0.8, 5),
+        "seed_confidence": 0.99,
+        "decided_at": 20_000,
+        "first_decided_at": 20_000,
+        "in_hindsight": -0.9,
+        "periods": [-1.0, -1.0],
+        "users": Interval(-1.0, -1.3, -0.7, 50),
+        "users_ahead": 0.8,
+        "curve": Curve([1000, 2000], [-1.0, -1.0], [-math.inf, -1.5], [math.inf, -0.5]),
+    }
+    result: dict[str, Any] = {
+        "metric": "log_loss",
+        "matters": 0.1,
+        "alpha": 0.05,
+        "seeds": 5,
+        "events": 100_000,
+        "processed_events": 30_000,
+        "warm_up": 2_000,
+        "lag": 0,
+        "clipped_share": 0.0,
+        "arms": arms,
+        "period_ends": [15_000, 30_000],
+        "best_constant": 0.6,
+    }
+    result |= {name: fields.pop(name) for name in list(fields) if name in result}
+    return Result(pairs=[PairResult(**{**pair_fields, **fields})], **result)

@@ -14,51 +14,78 @@ import pyarrow.parquet as pq
 import pytest
 
 from cadam.ab import runner
-from cadam.ab.run_arm import run_arm
 from cadam.ab.study import Study
-from cadam.ab.verdict import ACTIONS, Recommendation, Verdict
-from cadam.cli.ab import learning_commands, prepare
+from cadam.ab.wording import ACTIONS
+from cadam.cli.ab import learning_command
 from cadam.cli.ab_arguments import add_arguments
 from cadam.cli.main import main
-from tests.ab.helpers import MODEL, USERS, ab_command, make_spec
-
-STUDY = Study("ab-made", "csv:a b.csv", ("Adam", "CAdam"), 50)
+from tests.ab.helpers import MODEL, USERS, ab_command, make_result
 
 
-@pytest.mark.parametrize("more", [[], ["--seeds", "1"], ["--blocks", "5"]])
+def verdict(output: str) -> dict[str, Any]:
+    """Return the only verdict of a JSON output."""
+    (found,) = json.loads(output)["verdicts"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("more", [[], ["--seeds", "1"]])
 def test_arms_that_compute_the_same_make_no_practical_difference(
     more: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(ab_command(folder, "--arms", "cadam,cadam:track_alignment=False", "--lr", "0.03", "--json", *more)) == 0
-    (found,) = json.loads(capsys.readouterr().out)["recommendations"]
+    found = verdict(capsys.readouterr().out)
     assert found["action"] == "no practical difference"
-    assert found["difference"] == 0
-    assert found["reasons"][0].endswith("so an option that only one of them has has no effect.")
+    assert "make the same predictions, to the last bit" in found["headline"]
 
 
-def test_the_command_compares_resumes_and_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ab_command(folder, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item", "--events", "1500")
+def test_the_command_compares_continues_and_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ab_command(folder, "--arms", "sgdm,adam", "--lr", "0.003,0.03", "--change", "item", "--events", "2000")
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     answer = printed.split("\n\n")[-2].splitlines()[0]
-    assert re.match("Switch|Stay|Undecided|No practical difference", answer), "the answer begins what came out"
-    output = " ".join(printed.split())
-    assert "SGDM GAUC" in output
-    assert re.search(r"(Switch to Adam|Stay with SGDM|Undecided|No practical difference): GAUC with Adam is", output)
+    assert re.match("Switch|Stay|Undecided|No practical difference", answer), "the answer begins the result"
     page = (folder / "report.html").read_text()
-    assert "with a change of item" in page
     assert "cadam ab --data" in page
-    stored = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.npz")}
-    assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A
+    assert "<svg" in page
+    scores = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("scores.f32")}
+    assert len(scores) >= 2 * 2 * 2
+    numbers = json.loads((folder / "report.json").read_text())
     assert main(arguments) == 0
-    again = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.npz")}
-    assert again == stored
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("scores.f32")} == scores
+    again = json.loads((folder / "report.json").read_text())
+    assert {**numbers, "seconds": 0} == {**again, "seconds": 0}
     (folder / "model.py").write_text(MODEL.replace("4, sparse", "5, sparse"))
     assert main(arguments) == 2, "the report is that of another model"
     for made in ("report.html", "report.json"):
         (folder / made).unlink()
     assert main(arguments) == 0
-    assert len(list((folder / "runs").rglob("*.npz"))) == 2 * len(stored)
+    assert len(list((folder / "runs").rglob("scores.f32"))) >= 2 * len(scores)
+
+
+@pytest.mark.parametrize("metric", ["auc", "gauc"])
+def test_another_metric_decides_in_blocks(folder: Path, capsys: pytest.CaptureFixture[str], metric: str) -> None:
+    assert main(ab_command(folder, "--metric", metric, "--lr", "0.03", "--json", "--blocks", "24")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metric"] == metric
+    assert found["pairs"][0]["over_time"]["count"] == 24
+    assert f"the {metric.upper()} with CAdam is" in found["verdicts"][0]["headline"]
+
+
+def test_a_clear_difference_stops_early_and_full_continues(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cadam.ab.study.FIRST_SEGMENT", 2000)
+    monkeypatch.setattr("cadam.ab.study.SEGMENT_GROWTH", 1.1)
+    arguments = ab_command(folder, "--arms", "sgdm,adam", "--lr", "0.01", "--json", "--seeds", "4")
+    assert main(arguments) == 0
+    stopped = json.loads(capsys.readouterr().out)
+    assert verdict(json.dumps(stopped))["action"] == "switch"
+    assert stopped["recommended"] == "Adam"
+    assert stopped["processed_events"] < 3000
+    assert main([*arguments, "--full"]) == 0
+    full = json.loads(capsys.readouterr().out)
+    assert full["processed_events"] == 3000
+    assert full["pairs"][0]["first_decided_at"] == stopped["pairs"][0]["first_decided_at"]
 
 
 def test_each_comparison_has_its_own_folder_and_replaces_no_other_file(
@@ -121,7 +148,7 @@ def test_a_given_schema_beside_the_report_is_not_changed(folder: Path) -> None:
 def test_text_that_a_model_prints_is_not_part_of_the_json(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(runner, "count_workers", lambda seconds, limit: jobs)
+    monkeypatch.setattr(runner, "MIN_SECONDS_FOR_WORKERS", 1e9 if jobs == 1 else 0.0)
     (folder / "model.py").write_text(MODEL.replace("super().__init__()", "super().__init__(); print('building')"))
     assert main([*ab_command(folder, "--lr", "0.03", "--events", "1500"), "--json"]) == 0
     printed = capfd.readouterr()
@@ -129,27 +156,22 @@ def test_text_that_a_model_prints_is_not_part_of_the_json(
     assert "building" in printed.err
 
 
-def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_all_that_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ab_command(folder, "--lr", "0.03", "--events", "1500"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((folder / "report.json").read_text())
-    (found,) = printed["recommendations"]
-    assert ACTIONS[found["verdict_kind"]] == found["action"]
-    assert (found["treatment"], found["baseline"]) == ("CAdam", "Adam")
-    assert found["learning_rates"] == {"CAdam": 0.03, "Adam": 0.03}
-    line = next(line for line in printed["rows"] if line["verdict_kind"])
-    assert found["difference"] == line["values"]["difference"]
-    assert set(found["intervals"]) == {"seeds", "users", "time"}
+    (pair,) = printed["pairs"]
+    assert ACTIONS[pair["kind"]] == printed["verdicts"][0]["action"]
+    assert (pair["arm"], pair["baseline"]) == ("CAdam", "Adam")
+    assert pair["difference"] == pair["over_time"]["mean"]
 
 
 def test_a_learning_rate_that_is_given_twice_counts_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ab_command(folder, "--lr", "0.03,0.030,0.03", "--events", "1500")) == 0
-    assert "run at a learning rate of 0.03 on" in capsys.readouterr().out
+    assert "run at 1 learning rates under 2 seeds (4 runs)" in capsys.readouterr().out
 
 
-def test_the_output_ends_with_the_command_that_learns_with_the_recommended_optimizer(
+def test_the_output_ends_with_the_command_that_learns_with_the_recommended_arm(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -157,52 +179,13 @@ def test_the_output_ends_with_the_command_that_learns_with_the_recommended_optim
     Path("clicks.csv").write_text(
         "\n".join(["user,item,click", *(f"{r['user']},{r['item']},{r['click']:g}" for r in rows)])
     )
-    arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--blocks", "24", "--seeds", "1"]
+    arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--seeds", "1"]
     assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "runs"]) == 0
-    same = "cadam run clicks.csv --label click --batch-size 50"
-    commands = {"CAdam": f"{same} --lr 0.03", "Adam": f"{same} --optimizer Adam --lr 0.03"}
+    command = "cadam run clicks.csv --label click --batch-size 50 --optimizer Adam --lr 0.03"
     printed = capsys.readouterr().out
-    found = json.loads(Path("report.json").read_text())
-    assert all(command.startswith(commands[name]) for name, command in found["run"].items())
-    told = "".join(f"\n  {line}" for line in found["run"].values())
-    assert printed.endswith(
-        f"to learn with {' or '.join(found['run'])} from now on, at the best learning rate:{told}\n"
-    )
-    for command in found["run"].values():
-        assert main([*command.split()[1:], "--quiet"]) == 0
-    assert len(list(Path("runs").glob("*/model.json"))) == len(found["run"])
-
-
-@pytest.mark.parametrize(
-    ("kinds", "names"),
-    [
-        (["better"], ["CAdam"]),
-        (["worse"], ["Adam"]),
-        (["equivalent"], ["CAdam", "Adam"]),
-        (["inconclusive"], ["CAdam", "Adam"]),
-        (["diverged"], []),
-        (["better", "inconclusive"], ["CAdam"]),
-        (["worse", "inconclusive"], ["CLion", "Adam"]),
-    ],
-)
-def test_the_learning_commands_are_those_of_the_recommended_arms(kinds: list[Any], names: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    options = parser.parse_args(["--data", "csv:a b.csv", "--label", "rating>=4", "--model", "m.py:build"])
-    recommendations = [
-        Recommendation(Verdict(kind, arm, "Adam"), "", values={"learning_rates_to_use": {arm: 0.03, "Adam": 0.01}})
-        for kind, arm in zip(kinds, ("CAdam", "CLion"), strict=False)
-    ]
-    learn = learning_commands(options, STUDY, recommendations)
-    assert list(learn) == names
-    if names[-1:] == ["Adam"]:
-        assert learn["Adam"].startswith(
-            "cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer Adam "
-            "--lr 0.01"
-        )
-    folders = [command.partition(" --checkpoint ")[2] for command in learn.values()]
-    assert len(set(folders)) == len(names)
-    assert all(folders) == (len(names) != 1)
+    assert json.loads(Path("report.json").read_text())["run"] == command, "one seed decides nothing: the baseline stays"
+    assert printed.endswith(f"to learn with Adam from now on:\n  {command}\n")
+    assert main([*command.split()[1:], "--quiet"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -221,8 +204,7 @@ def test_the_learning_commands_are_those_of_the_recommended_arms(kinds: list[Any
         (["--matters", "-1"], "--matters must be 0 or more, and finite, got -1"),
         (["--matters", "inf"], "--matters must be 0 or more, and finite, got inf"),
         (["--matters", "nan"], "--matters must be 0 or more, and finite, got nan"),
-        (["--tuning-share", "2"], "--tuning-share must be between 0 and 1, got 2"),
-        (["--blocks", "5000"], "too few for 5000 blocks"),
+        (["--events", "400"], "an A/B needs 1,000 labeled events; parquet:"),
         (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),
     ],
@@ -297,8 +279,7 @@ def test_labels_other_than_0_and_1_are_reported_once_before_any_run(
     pq.write_table(pa.table({**table, "click": [0.3, *table["click"][1:]]}), folder / "clicks.parquet")
     assert main(ab_command(folder)) == 2
     error = capsys.readouterr().err
-    assert "GAUC, which decides the A/B on parquet:" in error
-    assert " 0.3" in error
+    assert "labels must be 0 or 1 for the log loss, AUC and GAUC of an A/B, got 0.3" in error
     assert error.count("\n") == 1
     assert not (folder / "runs").exists()
     schema = json.loads((folder / "schema.json").read_text())
@@ -309,68 +290,28 @@ def test_labels_other_than_0_and_1_are_reported_once_before_any_run(
     assert "failed" not in told.out + told.err
 
 
-def test_users_with_one_kind_of_label_have_no_gauc(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = pq.read_table(folder / "clicks.parquet").to_pydict()
-    alike = [
-        (row < 300 and click) or float(user % 2)
-        for row, (user, click) in enumerate(zip(table["user"], table["click"], strict=True))
-    ]
-    pq.write_table(pa.table({**table, "click": alike}), folder / "clicks.parquet")
-    said = (
-        f"cadam ab: no user of parquet:{folder / 'clicks.parquet'} has both kinds of label after its first part: GAUC, "
-        "which decides the A/B, compares events of one user, by the column user. Name another column with --user"
-    )
-    assert main(ab_command(folder, "--lr", "0.03")) == 2
-    assert capsys.readouterr().err.startswith(said)
-    assert not (folder / "runs").exists()
-    monkeypatch.setattr(
-        "cadam.ab.label_check.LabelCheck.check", lambda *args: None
-    )  # as if labels came in separate records
-    assert main(ab_command(folder, "--lr", "0.03")) == 1
-    assert said in capsys.readouterr().err
-
-
-def test_labels_that_begin_too_late_to_choose_learning_rates_are_reported(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = pq.read_table(folder / "clicks.parquet").to_pydict()
-    late = [None if row < 1500 else click for row, click in enumerate(table["click"])]
-    pq.write_table(pa.table({**table, "click": late, "id": range(3000)}), folder / "clicks.parquet")
-    schema = json.loads((folder / "schema.json").read_text())
-    (folder / "schema.json").write_text(json.dumps({**schema, "id": "id"}))
-    assert main(ab_command(folder, "--lr", "0.03")) == 2
-    assert "cadam ab: 0 of the first 600 events of parquet:" in (error := capsys.readouterr().err)
-    assert "Leave out the events before labels begin" in error
-    assert not (folder / "runs").exists()
-
-
 def test_unusable_events_are_reported_once_with_the_first_reason(
-    folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     table = pq.read_table(folder / "clicks.parquet").to_pydict()
     wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
     pq.write_table(pa.table({**table, "user": wrong}), folder / "clicks.parquet")
-    run_arm(make_spec(folder, events=2998))
-    assert "rejected" not in caplog.text
     arguments = [*ab_command(folder), "--lr", "0.03", "--seeds", "1"]
     main(arguments)
     told = capfd.readouterr()
     first = f"the first, {folder / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
     reason = f"2 x user: ... is not from 0 to {USERS - 1}"
-    said = f"2 of 3,000 events (0.1%) of parquet:{folder / 'clicks.parquet'} cannot be used and are left out: {reason}"
+    said = f"left out: 2 of 3,000 events (0.1%) of parquet:{folder / 'clicks.parquet'} cannot be used: {reason}"
     assert f"{said}; {first}\n" in told.out
     assert "rejected" not in told.out + told.err
 
 
-def test_a_failed_study_prints_the_command_that_continues(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.py").write_text(MODEL.replace("(self.users(user)", "(self.nobody(user)"))
-    arguments = ab_command(folder, "--lr", "0.03,0.01", "--events", "1500")
-    assert main(arguments) == 1
-    out = capsys.readouterr().out
-    (line,) = [line.split() for line in out.splitlines() if line.startswith("  cadam ab ")]
-    assert sorted(line) == sorted(["cadam", *arguments])
+    assert main(ab_command(folder, "--lr", "0.03,0.01", "--events", "1500")) == 1
+    error = capsys.readouterr().err
+    assert "has no attribute 'nobody'" in error
+    assert error.endswith("cadam ab: a run failed; the others have recorded their scores\n")
 
 
 @pytest.mark.parametrize("option", ["--cache", "--output"])
@@ -394,13 +335,9 @@ def test_without_pyarrow_the_command_names_the_package(
     assert not (folder / "runs").exists()
 
 
-def test_a_number_of_events_is_rounded_up_to_whole_batches(folder: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    study = prepare(parser.parse_args(ab_command(folder, "--events", "1480")[1:])).study
-    assert study.events == 1500
-    outcome = run_arm(study.spec("Adam", 0.03, 0))
-    assert outcome.metrics["events"] == 1500 - 300
+def test_a_number_of_events_is_rounded_up_to_whole_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ab_command(folder, "--events", "1480", "--lr", "0.03", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["events"] == 1500
 
 
 def test_the_file_of_the_model_may_define_the_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,33 +355,33 @@ def test_with_a_batch_size_of_one_the_number_of_events_is_exact(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["ab", str(folder / "clicks.parquet"), "--label", "click", "--user", "user", "--model", "linear"]
-    arguments += ["--batch-size", "1", "--lr", "0.03", "--seeds", "1", "--blocks", "20", "--events", "1999"]
+    arguments += ["--batch-size", "1", "--lr", "0.03", "--seeds", "1", "--events", "1999"]
     arguments += ["--cache", str(folder / "runs"), "--output", str(folder / "one.html"), "--json"]
     assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["recommendations"][0]["measured_events"] == 1999 - 399
+    assert json.loads(capsys.readouterr().out)["events"] == 1999
 
 
 def test_the_learning_command_has_the_options_of_the_arm() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    options = parser.parse_args(["a.csv", "--label", "click"])
+    options = parser.parse_args(["--data", "csv:a b.csv", "--label", "rating>=4", "--model", "m.py:build"])
     arm = "CAdam:betas=(0.9, 0.99):moments=int8"
-    verdict = Verdict("better", arm, "Adam")
-    learn = learning_commands(
-        options, STUDY, [Recommendation(verdict, "", values={"learning_rates_to_use": {arm: 0.03}})]
+    result = make_result(arm=arm, kind="better")
+    command = learning_command(options, Study("csv:a b.csv", ("Adam", arm), "m.py:build", 256), result)
+    expected = (
+        f"cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer '{arm}'"
     )
-    assert learn == {arm: f"cadam run a.csv --label click --optimizer '{arm}' --lr 0.03"}
+    assert command == f"{expected} --lr 0.03"
 
 
 def test_with_a_batch_size_of_one_arms_without_compiled_code_are_reported(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arms = ab_command(
-        folder, "--arms", "cadam,cadam:moments=int8", "--lr", "0.03", "--batch-size", "1", "--events", "400"
+        folder, "--arms", "cadam,cadam:moments=int8", "--lr", "0.03", "--batch-size", "1", "--events", "1000"
     )
     arms[arms.index("--model") + 1] = "fm"
-    assert main([*arms, "--blocks", "4"]) == 0
+    assert main([*arms, "--seeds", "1"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "compiled" in line]
     assert line.startswith("CAdam:moments=int8 learns ")
     assert "moments='int8'" in line
@@ -455,8 +392,9 @@ def test_arms_may_be_one_optimizer_with_different_options(folder: Path, capsys: 
     assert main(ab_command(folder, "--arms", arms, "--lr", "0.03", "--events", "1500", "--json")) == 0
     found = json.loads(capsys.readouterr().out)
     other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row"]
-    assert [one["treatment"] for one in found["recommendations"]] == other
-    assert {one["baseline"] for one in found["recommendations"]} == {"CAdam"}
-    assert all(one["difference"] != 0 for one in found["recommendations"]), "the options did nothing"
+    assert [pair["arm"] for pair in found["pairs"]] == other
+    assert {pair["baseline"] for pair in found["pairs"]} == {"CAdam"}
+    assert all(pair["difference"] != 0 for pair in found["pairs"]), "the options did nothing"
+    assert sorted(found["ranking"]) == sorted(["CAdam", *other])
     for name in other:
         assert name in (folder / "report.html").read_text()

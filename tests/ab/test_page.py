@@ -1,83 +1,95 @@
-"""The page of a study, and the colors of its figures."""
+"""The page, the sentences and the colors of an A/B."""
 
 from __future__ import annotations
 
+import math
 import re
 
+import pytest
+
 from cadam.ab.report import palette
-from cadam.ab.report.page import Section, render_page
+from cadam.ab.report.console import result_lines
+from cadam.ab.report.page import interval_marks, render_page
+from cadam.ab.result import Result, as_plain
 from cadam.ab.study import Study
-from cadam.ab.summary import Row, Summary
-from cadam.ab.verdict import Recommendation, Verdict
+from cadam.ab.wording import action, headline, summary, warnings
 from cadam.cli import ab_arguments
 from cadam.online.monitoring import reject_limit
+from cadam.statistics.intervals import Interval
+from tests.ab.helpers import make_result
 
-RECOMMENDATION = Recommendation(
-    Verdict("better", "CAdam", "Adam"),
-    "GAUC with <CAdam> is higher",
-    ("A reason.",),
-    {
-        "intervals": {
-            "seeds": {"low": 1.0, "high": 3.0},
-            "users": {"low": -4.0, "high": 2.0},
-            "time": {"low": -float("inf"), "high": float("inf")},
-        }
-    },
+STUDY = Study("csv:<a>.csv", ("Adam", "CAdam"), "deepfm", 256)
+
+
+def first_headline(result: Result) -> str:
+    return headline(result.pairs[0], result)
+
+
+def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
+    result = make_result()
+    page = render_page("CAdam <b> on csv:<a>.csv", STUDY, result, "cadam ab <a>.csv", "cadam run <a>.csv")
+    assert page.index("Switch to CAdam") < page.index("<figure>") < page.index("Evidence")
+    assert page.count("<figure>") == 5
+    assert "<b> on" not in page
+    assert "cadam run &lt;a&gt;.csv" in page
+    assert re.search(r"var\(--c2a6f97\)", page), "CAdam has its color"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "act"),
+    [
+        ({}, "Switch to CAdam: the log loss with CAdam is 1.00% lower than with Adam.", "switch"),
+        ({"kind": "worse", "difference": 1.0, "in_hindsight": 1.0}, "Stay with Adam: the log loss", "stay"),
+        ({"kind": "equivalent"}, "No practical difference:", "no practical difference"),
+        ({"kind": "diverged"}, "Not comparable:", "not comparable"),
+        ({"warm_up": None}, "Undecided: no model is better than the best constant prediction.", "undecided"),
+        ({"in_hindsight": 0.5}, "Undecided: the learning rates decide which arm is ahead.", "undecided"),
+        (
+            {"kind": "inconclusive", "over_time": Interval(-1.0, -2.5, 0.5, 400), "more_events": 70_000},
+            "Undecided: the log loss with CAdam is 1.00% lower than with Adam, but the interval over time includes 0. "
+            "About 70,000 more events would decide it.",
+            "undecided",
+        ),
+        (
+            {"kind": "inconclusive", "seeds": 1, "over_seeds": Interval(-1.0, math.nan, math.nan, 1)},
+            "but the interval over seeds is unknown. Run more seeds (--seeds).",
+            "undecided",
+        ),
+    ],
 )
+def test_the_headline_says_what_to_do(fields: dict[str, object], text: str, act: str) -> None:
+    result = make_result(**fields)  # type: ignore[arg-type]
+    assert text in first_headline(result)
+    assert action(result.pairs[0], result) == act
+    assert "\n".join(result_lines(result))
+    assert summary(result.pairs[0], result)
 
 
-def page(summary: Summary) -> str:
-    section = Section(
-        "ab-made",
-        "A study",
-        "What it is.",
-        "cadam ab",
-        "2 runs.",
-        "What GAUC is.",
-        summary,
-        figures={"A <caption>": "<svg/>"},
-        notes=["A note."],
-    )
-    return render_page("A study", section)
+def test_the_recommended_arm_is_the_best_that_is_better() -> None:
+    assert make_result().recommended == "CAdam"
+    assert make_result(kind="inconclusive").recommended == "Adam"
+    assert make_result(in_hindsight=0.5).recommended == "Adam"
+    assert make_result().ranking == ["CAdam", "Adam"]
 
 
-def test_a_recommendation_comes_before_figures_and_numbers() -> None:
-    row = Row(
-        "as it is: GAUC", "", "CAdam 1", "+1", 3, 1.0, "better", values={"low": 1.0, "high": 3.0}, verdict_kind="better"
-    )
-    text = page(Summary("It is better.", [row], ["Take care."], {}, [RECOMMENDATION]))
-    parts = [
-        "Switch to CAdam",
-        "A reason.",
-        "Take care.",
-        "<figure>",
-        "All numbers",
-        "It is better.",
-        "as it is: GAUC",
-        "A note.",
-        "cadam ab",
-        "2 runs.",
-    ]
-    positions = [text.index(part) for part in parts]
-    assert positions == sorted(positions)
-    assert "<nav>" not in text
-    assert "<th>paper</th>" not in text
+def test_limits_of_the_result_are_warnings() -> None:
+    texts = " ".join(warnings(make_result(clipped_share=0.01, in_hindsight=0.05)))
+    assert "of another sign but too small to matter" in texts
+    assert "1.0% of the predictions was limited to 15" in texts
 
 
-def test_texts_are_escaped_and_drawings_are_not() -> None:
-    text = page(Summary("", [], [], {}, [RECOMMENDATION]))
-    assert "GAUC with &lt;CAdam&gt; is higher" in text
-    assert "A &lt;caption&gt;" in text
-    assert "<svg/>" in text
+def test_intervals_are_drawn_on_one_scale() -> None:
+    (pair,) = make_result(over_seeds=Interval(-1.0, math.nan, math.nan, 1)).pairs
+    time, seeds, users = interval_marks(pair)
+    assert time.low == -95
+    assert time.high == pytest.approx(-95 / 3)
+    assert (time.kind, seeds.is_known, users.kind) == ("better", False, "better")
 
 
-def test_intervals_of_a_recommendation_are_drawn_on_one_scale() -> None:
-    text = page(Summary("", [], [], {}, [RECOMMENDATION]))
-    table = text.partition('<table class="overview">')[2].partition("</table>")[0]
-    chips = re.findall(r'<span class="chip (\w+)">(\w+)</span>', table)
-    assert chips == [("better", "ahead"), ("inconclusive", "inconclusive"), ("inconclusive", "unknown")]
-    ends = re.findall(r'<line x1="([\d.]+)" x2="([\d.]+)" y1="6"', table)
-    assert ends == [("123.8", "171.2"), ("5.0", "147.5")]
+def test_numbers_that_are_not_finite_become_none() -> None:
+    plain = as_plain(make_result())
+    assert plain["pairs"][0]["curve"]["low"][0] is None
+    assert plain["arms"][0]["loss_by_rate"] == {"0.01": 0.6, "0.03": 0.5, "0.1": None}
 
 
 def test_colors_belong_to_optimizers() -> None:

@@ -1,7 +1,9 @@
-"""The runner: results are kept in files, interrupted studies resume, and worker processes compute the same."""
+"""The encoded stream and the runs: the same bits in any number of processes, after interruptions, and late labels."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -11,191 +13,135 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from cadam.ab import runner
-from cadam.ab.report.console import Progress
-from cadam.ab.results import Outcome, Provenance, Result, RunSpec
-from cadam.ab.run_arm import run_arm
-from cadam.ab.runner import DamagedResultError, RunCache, RunEvent, StudyRunner, count_workers
-from cadam.ab.study import Study, count_work
-from tests.ab.helpers import ab_command, make_settings, make_spec
-
-SPEC = RunSpec("ab", "model", "data", "Adam", 0.1, "", 3, {"tuning": False, "tuning_share": 0.2})
-
-
-def make_study(folder: Path) -> Study:
-    settings = make_settings(folder)
-    shared = {name: settings[name] for name in ("schema", "data")}
-    data, model = f"parquet:{folder / 'clicks.parquet'}", f"{folder / 'model.py'}:build"
-    return Study("ab", data, ("Adam", "CAdam"), 50, model, (0.03, 0.1), 1, events=1500, blocks=24, settings=shared)
+from cadam.ab.comparison import compare
+from cadam.ab.runner import Advance, RunFiles, StudyRunner, advance_run, forget_runs
+from cadam.ab.stream import EncodedStream, encode_stream
+from cadam.ab.study import Run, Study, next_rate, segment_ends
+from cadam.online.data.events import Batch
+from cadam.online.data.schema import Schema
+from cadam.online.data.simulation import LabelDelay
+from cadam.online.data.sources import open_source
+from tests.ab.helpers import EVENTS, ab_command, encode, make_study
 
 
-def test_a_result_is_read_from_its_file_to_the_last_bit(tmp_path: Path) -> None:
-    metrics = {"auc": 0.1 + 0.2, "log_loss": float("nan"), "calibration": float("inf")}
-    curves = {"auc": np.array([0.1, np.nan]), "user_impressions": np.arange(3), "empty": np.empty((0, 2))}
-    provenance = Provenance(1.5, 2, "CPU", {"torch": "2"})
-    cache = RunCache(tmp_path)
-    assert cache.load(SPEC) is None
-    cache.save(Result(SPEC, Outcome(metrics, curves), provenance))
-    result = cache.load(SPEC)
-    assert result is not None
-    assert (result.spec, result.provenance) == (SPEC, provenance)
-    assert np.array_equal(list(result.outcome.metrics.values()), list(metrics.values()), equal_nan=True)
-    for name, curve in curves.items():
-        assert result.outcome.curves[name].dtype == curve.dtype
-        assert result.outcome.curves[name].tobytes() == curve.tobytes()
-    assert cache.load(replace(SPEC, seed=4)) is None
+def scores_of(study: Study, cache: runner.RunCache) -> dict[Run, bytes]:
+    return {run: cache.files(run).scores_path.read_bytes() for run in study.runs()}
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data])
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, damage: object) -> None:
-    cache = RunCache(tmp_path)
-    cache.save(Result(SPEC, Outcome({"auc": 0.5}), Provenance(0, 0, "", {})))
-    path = cache.path(SPEC)
-    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(DamagedResultError, match=path.name):
-        cache.load(SPEC)
-
-
-def test_a_file_at_the_path_of_another_run_is_an_error(tmp_path: Path) -> None:
-    cache, other = RunCache(tmp_path), replace(SPEC, seed=4)
-    cache.save(Result(SPEC, Outcome({"auc": 0.5}), Provenance(0, 0, "", {})))
-    cache.path(SPEC).rename(cache.path(other))
-    with pytest.raises(DamagedResultError, match="seed 3"):
-        cache.load(other)
-
-
-def test_workers_compute_the_same_as_one_process_and_the_cache_resumes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoded_stream_has_the_batches_of_its_source(folder: Path) -> None:
     study = make_study(folder)
-    first = StudyRunner(study, 2, RunCache(folder / "one"))
-    first.run()
-    assert first.missing == 0
-    monkeypatch.setattr(runner, "count_workers", lambda seconds, limit: 2)
-    events: list[RunEvent] = []
-    second = StudyRunner(study, 2, RunCache(folder / "two"), workers=2, notify=events.append)
-    second.run()
-    assert [r.spec for r in second.results] == [r.spec for r in first.results]
-    assert all(a.outcome.metrics == b.outcome.metrics for a, b in zip(first.results, second.results, strict=True))
-    assert {event.kind for event in events} == {"computed"}
-    damaged = second.cache.path(second.results[0].spec)
-    damaged.write_bytes(b"")
-    events.clear()
-    again = StudyRunner(study, 2, RunCache(folder / "two"), notify=events.append)
-    again.run()
-    kinds = [event.kind for event in events]
-    assert (kinds.count("damaged"), kinds.count("computed")) == (1, 1)
-    assert kinds.count("cached") == len(first.results) - 1
+    stream, cache = encode(folder, study)
+    table = pq.read_table(folder / "clicks.parquet").to_pydict()
+    assert (stream.events, stream.batches) == (EVENTS, EVENTS // 50)
+    events = stream.batch(3).events
+    assert events is not None
+    assert events.labels is not None
+    np.testing.assert_array_equal(events.features["item"], table["item"][150:200])
+    np.testing.assert_array_equal(events.labels, table["click"][150:200])
+    judged = stream.judged
+    np.testing.assert_array_equal(judged.labels, table["click"])
+    np.testing.assert_array_equal(judged.users, table["user"])
+    assert judged.lag == 0
+    assert judged.ends.tolist() == [*range(50, EVENTS + 1, 50), EVENTS]
+    events.features["item"][:] = 0
+    again = EncodedStream(cache.stream_folder).batch(3).events
+    assert again is not None
+    np.testing.assert_array_equal(again.features["item"], table["item"][150:200], "a run cannot change the file")
 
 
-def test_the_number_of_workers_is_limited() -> None:
-    assert count_workers(1e6, 1) == 1
-    assert count_workers(1e6, 3) == 3
-    assert count_workers(0.0, 3) == 1
-
-
-def test_a_failed_run_leaves_the_study_incomplete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_for_cadam(spec: RunSpec) -> Outcome:
-        if spec.optimizer == "CAdam":
-            raise RuntimeError("broken")
-        return run_arm(spec)
-
-    monkeypatch.setattr("cadam.ab.run_arm.run_arm", fail_for_cadam)
-    study_runner = StudyRunner(make_study(folder), 2, RunCache(folder / "runs"))
-    study_runner.run()
-    assert len(study_runner.failures) == 2  # the tuning runs of CAdam; nothing follows without them
-    assert all("broken" in text for text in study_runner.failures.values())
-    assert study_runner.missing == count_work(study_runner.study, 2)[0] - 2
-
-
-def test_the_number_of_runs_is_known_before_the_learning_rates(folder: Path) -> None:
+def test_late_labels_are_judged_when_they_arrive(folder: Path) -> None:
     study = make_study(folder)
-    study_runner = StudyRunner(study, 2, RunCache(folder / "runs"))
-    total, passes = count_work(study, 2)
-    assert study_runner.missing == total
-    study_runner.run()
-    assert len(study_runner.results) == total
-    assert passes == pytest.approx(0.2 * 4 + 4 + 2 + 2)
+    source = open_source(study.data, Schema(**study.settings["schema"]), batch_size=50, patience=None)
+    batches = (batch for batch in LabelDelay(source, mean=100) if isinstance(batch, Batch))
+    judged = encode_stream(batches, folder / "late", per_event=False).judged
+    assert len(judged.labels) == EVENTS
+    assert 4 < judged.lag < 40, "delays have a mean of two batches"
+    assert judged.labels.mean() == pytest.approx(np.mean(pq.read_table(folder / "clicks.parquet")["click"].to_pylist()))
+    assert judged.ends[0] < 50
 
 
-def test_the_time_left_follows_the_pace_of_computed_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("cadam.ab.report.console.time.monotonic", lambda: now[0])
+def test_workers_compute_the_same_bits_as_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MIN_SECONDS_FOR_WORKERS", 0.0)
+    study = make_study(folder, grid=(0.03, 0.1), seeds=1)
+    stream, cache = encode(folder, study)
+    alone = compare(study, stream, StudyRunner(study, cache, workers=1), full=True)
+    expected = scores_of(study, cache)
+    together = StudyRunner(study, cache, workers=2)
+    together.forget()
+    stream, cache = encode(folder, study)
+    result = compare(study, stream, together, full=True).result()
+    assert scores_of(study, cache) == expected
+    assert result.pairs == alone.result().pairs
+
+
+@pytest.mark.parametrize("keeps_in_memory", [True, False])
+def test_an_interrupted_run_continues_with_the_same_bits(folder: Path, keeps_in_memory: bool) -> None:
     study = make_study(folder)
-    progress = Progress(study, 2)
-    assert progress.describe_rest() == "starting"
-    progress.update(RunEvent("cached", study.spec("Adam", 0.1, 0)))
-    assert progress.describe_rest() == "starting"
-    now[0] = 10.0
-    progress.update(RunEvent("computed", study.spec("CAdam", 0.1, 0)))
-    left = 10.0 * (count_work(study, 2)[1] - 2)
-    assert progress.describe_rest() == f"about {left:.0f} s left"
-    assert str(progress) == f"2 of {count_work(study, 2)[0]} runs"
+    stream, cache = encode(folder, study)
+    run = Run("CAdam", 0.03, 0)
+    settings = json.dumps(study.run_settings)
+    whole = Advance(run, folder / "whole", cache.stream_folder, settings, stream.batches + 1, keeps_in_memory)
+    assert not advance_run(whole).failure
+    parts = replace(whole, folder=folder / "parts")
+    for batch in (7, 8, 31, stream.batches + 1):
+        assert not advance_run(replace(parts, batch=batch)).failure
+        forget_runs()  # as if the process had ended
+        with (folder / "parts" / "scores.f32").open("ab") as file:
+            file.write(b"half a write")
+    count = RunFiles(folder / "parts").progress()[1]
+    first, second = (RunFiles(folder / name).read(0, count) for name in ("whole", "parts"))
+    assert count == EVENTS
+    np.testing.assert_array_equal(first, second)
+    assert (folder / "parts" / "checkpoint.pt").exists() != keeps_in_memory
 
 
-def test_killing_the_command_ends_its_workers_and_loses_only_runs_in_progress(folder: Path) -> None:
-    """The parent process is killed with SIGKILL, so it cannot end its workers itself."""
-    slow = "import time\nimport cadam.ab.runner as runner\nrunner.count_workers = lambda seconds, limit: 2\n"
-    code = f"{slow}from cadam.cli.main import main\nimport sys\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
+def test_a_diverged_run_predicts_nothing_from_then_on(folder: Path) -> None:
+    study = make_study(folder, arms=("Adam", "SGDM"), grid=(0.03, 1e38), seeds=1)
+    stream, cache = encode(folder, study)
+    result = compare(study, stream, StudyRunner(study, cache)).result()
+    assert np.isnan(cache.files(Run("SGDM", 1e38, 0)).read(EVENTS - 10, EVENTS)).all()
+    assert result.arm("SGDM").best_rate == 0.03
+    alone = replace(study, grid=(1e38,))
+    assert compare(alone, stream, StudyRunner(alone, cache)).result().pairs[0].kind == "diverged"
+
+
+def test_segments_grow_and_cover_the_stream() -> None:
+    ends = [256 * n for n in range(1, 1201)]
+    segments = segment_ends(ends)
+    events = [ends[end - 1] for end in segments]
+    assert events[0] == 10_240
+    assert all(1.2 <= b / a <= 1.8 for a, b in itertools.pairwise(events))
+    assert segments[-1] == len(ends)
+    assert segment_ends([50, 100]) == [2]
+
+
+def test_a_grid_is_extended_by_its_own_ratio() -> None:
+    assert next_rate((0.001, 0.003), upwards=True) == 0.009
+    assert next_rate((0.001, 0.01), upwards=False) == 0.0001
+    assert next_rate((0.01,), upwards=True) == 0.03
+
+
+def test_killing_the_command_ends_its_workers_and_keeps_scores(folder: Path) -> None:
+    start = "import cadam.ab.runner as runner\nrunner.MIN_SECONDS_FOR_WORKERS = 0.0\n"
+    code = f"{start}import cadam.ab.study as study\nstudy.FIRST_SEGMENT = 200\n"
+    code += f"from cadam.cli.main import main\nif __name__ == '__main__': main({ab_command(folder, '--seeds', '20')!r})"
     (folder / "command.py").write_text(code)
-    model = (folder / "model.py").read_text()
-    (folder / "model.py").write_text(model.replace("def build():", "def build():\n    import time; time.sleep(0.3)"))
-    arguments = ab_command(folder, "--lr", "0.03,0.1")
-    process = subprocess.Popen(
-        [sys.executable, str(folder / "command.py"), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while len(list((folder / "runs").rglob("*.npz"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        workers = _children(process.pid)
-        assert workers
-    finally:
-        process.kill()
-        process.wait()
-    finished = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.npz")}
-    assert finished
-    deadline = time.monotonic() + 30
-    while any(map(_is_alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(_is_alive, workers))
-    subprocess.run([sys.executable, str(folder / "command.py"), *arguments], check=True, capture_output=True)
-    assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
-
-
-def _children(pid: int) -> list[int]:
-    output = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    return [int(text) for text in output.split()]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_an_interrupt_keeps_finished_runs(folder: Path) -> None:
-    model = (folder / "model.py").read_text()
-    (folder / "model.py").write_text(model.replace("def build():", "def build():\n    import time; time.sleep(0.3)"))
-    code = "import sys; from cadam.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ab_command(folder, "--lr", "0.03,0.1")
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, str(folder / "command.py")], start_new_session=True)
     deadline = time.monotonic() + 120
-    while not list((folder / "runs").rglob("*.npz")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"the same command continues" in errors
-    assert b"cadam ab --data" in output
-
-
-def test_a_spec_on_the_click_stream_is_computed(folder: Path) -> None:
-    event = runner._compute_run(RunCache(folder / "runs"), make_spec(folder))
-    assert event.kind == "computed"
-    assert RunCache(folder / "runs").load(make_spec(folder)) is not None
+    while not list((folder / "runs").rglob("scores.f32")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list((folder / "runs").rglob("scores.f32"))
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("workers are left")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from cadam.ab.run_arm import run_arm
+from cadam.ab.comparison import compare
+from cadam.ab.runner import StudyRunner
 from cadam.cli import main
 from cadam.cli.exit_codes import DONE, USAGE
 from cadam.online import Learner, load_model, models
@@ -22,7 +23,7 @@ from cadam.online.persistence.checkpoints import read_newest
 from cadam.online.persistence.random_state import get_random_state, set_random_state
 from cadam.online.run_config import MODEL_FILE, model_builder
 from cadam.online.training_step import copy_columns
-from tests.ab.helpers import ab_command, make_spec, write_clicks
+from tests.ab.helpers import ab_command, encode, make_study, write_clicks
 from tests.online.data.test_sources import write_csv
 from tests.online.streams import Replayed, table
 from tests.online.test_training_step import SCHEMA, make_events, make_learner
@@ -217,5 +218,10 @@ def test_the_commands_run_on_cuda(clicks: Path) -> None:
 @on_cuda
 def test_an_arm_on_cuda_measures_what_it_measures_on_the_cpu(tmp_path: Path) -> None:
     write_clicks(tmp_path)
-    cpu, cuda = (run_arm(make_spec(tmp_path, device=device)) for device in ("cpu", "cuda"))
-    assert cuda.metrics["log_loss"] == pytest.approx(cpu.metrics["log_loss"], rel=1e-2)
+    losses = []
+    for settings in ({}, {"device": "cuda"}):
+        study = make_study(tmp_path, settings=settings, grid=(0.03,), seeds=1)
+        stream, cache = encode(tmp_path, study)
+        analysis = compare(study, stream, StudyRunner(study, cache))
+        losses.append(analysis.result().arms[0].metrics["log_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)

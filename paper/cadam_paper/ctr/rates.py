@@ -10,13 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.ab.results import Results, RunSpec
-from cadam.ab.summary import Summary
-
 from ..harness import rate_pairs
 from ..harness.experiment import Experiment, Plan
 from ..harness.rate_pairs import Pair
 from ..harness.rates import RateCurve
+from ..harness.results import Results, RunSpec
+from ..harness.summary import Summary
 from . import study
 from .study import Condition
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cadam.ab.results import Outcome, RunSpec
 from cadam.statistics.intervals import Array
 
 from ..harness.experiment import OWN_DATA, Finished
+from ..harness.results import Outcome, RunSpec
 from .data import Clicks
 from .fields import VOCABULARY
 from .generator import Generated

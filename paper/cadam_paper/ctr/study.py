@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.results import Results, RunSpec, tuning_seeds
-from cadam.ab.summary import Row, Summary, comparison_row
-from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics import comparison as statistics
 from cadam.statistics.comparison import Comparison
 from cadam.statistics.intervals import Array
-from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from ..archive_names import STREAM_AS_RECORDED
 from ..harness import rate_pairs
 from ..harness.comparisons import tally
 from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.learning_rates import RateChoice, choose_lr
 from ..harness.panels import panels
 from ..harness.rates import RateCurve
+from ..harness.results import Results, RunSpec, tuning_seeds
+from ..harness.summary import Row, Summary, comparison_row
+from ..harness.verdict import verdict_over_seeds
 from . import runs
 from .generator import ROWS
 

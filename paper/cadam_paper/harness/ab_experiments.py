@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cadam.ab.analysis import EXPLANATION, summarize
-from cadam.ab.report.figures import study_figures
-from cadam.ab.results import Results, RunSpec
-from cadam.ab.study import Study, run_length, run_specs
-
 from . import ab_rates
+from .ab_analysis import EXPLANATION, summarize
+from .ab_figures import study_figures
+from .ab_study import Study, run_length, run_specs
 from .experiment import Experiment, Plan, Scale
+from .results import Results, RunSpec
 
 
 def comparison_experiment(

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cadam.ab.evidence import BETTER, MAIN_METRIC, METRIC_NAMES, compare_runs, decide, evidence_rows
 from cadam.ab.report import palette
-from cadam.ab.results import Results, RunSpec, evaluation_seeds
-from cadam.ab.study import Study
-from cadam.ab.summary import Row, Summary, comparison_row
 
+from .ab_evidence import BETTER, MAIN_METRIC, METRIC_NAMES, compare_runs, decide, evidence_rows
+from .ab_study import Study
 from .panels import panels
 from .rate_pairs import extended_specs
 from .rates import RateCurve, draw, tolerance_row
+from .results import Results, RunSpec, evaluation_seeds
+from .summary import Row, Summary, comparison_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock
 
-from cadam.ab.results import Outcome, Provenance, Result, RunSpec
 from cadam.atomic_write import replace_file
 from cadam.statistics.intervals import Array
 
 from .experiment import Experiment, Plan
+from .results import Outcome, Provenance, Result, RunSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa

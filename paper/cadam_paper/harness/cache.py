@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from cadam.ab.results import Outcome, Provenance, Result, RunSpec
-from cadam.ab.runner import DamagedResultError
 from cadam.atomic_write import replace_file
 from cadam.statistics.intervals import Array
 
 from .archive import Archive, DamagedArchiveError
 from .experiment import Experiment, Plan, Scale
+from .measured_runs import DamagedResultError
+from .results import Outcome, Provenance, Result, RunSpec
 
 FORMAT = "cadam run 1"
 LOCKS = ".locks"

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cadam.ab.report import palette
-from cadam.ab.report.as_json import summary_as_json
-from cadam.ab.report.console import summary_lines as recommendation_lines
 from cadam.ab.report.console import wrap
-from cadam.ab.report.scoreboard import Scoreboard
 from cadam.atomic_write import replace_file
 from cadam.cli.arguments import format_exit_codes
 from cadam.cli.exit_codes import (
@@ -35,6 +32,9 @@ from cadam.cli.writable_paths import UnwritableError, check_file, check_folder
 
 from . import console, report, runner
 from .cache import Cache
+from .console import summary_lines as recommendation_lines
+from .scoreboard import Scoreboard
+from .summary_json import summary_as_json
 
 EXIT_CODES = format_exit_codes(
     {

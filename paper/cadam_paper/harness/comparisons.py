@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cadam.ab.summary import Row
-from cadam.ab.verdict import ONE_SEED
 from cadam.statistics.comparison import KINDS, Comparison, Kind
+
+from .summary import Row
+from .verdict import ONE_SEED
 
 
 def tally(comparisons: Sequence[Comparison], unit: str, better: str, worse: str) -> str:

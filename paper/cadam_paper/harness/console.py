@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cadam.ab.report.console import supports_live_display as supports_live_display
-from cadam.ab.results import RunSpec
+from cadam.ab.report.console import wrap
 from cadam.ab.text import format_duration
 
 from .experiment import Experiment
+from .results import RunSpec
 from .runner import Event, Notify, Request, later_specs
+from .summary import Summary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -202,3 +204,19 @@ def describe_state(experiment: Experiment, request: Request, published: int = 0)
     if data is not None and data.missing():
         return "data missing"
     return f"{len(request.results)} runs so far" if request.results else "not run"
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """Return the recommendations with their reasons, the warnings, and the verdicts under other conditions."""
+    lines = []
+    for recommendation in summary.recommendations:
+        lines += wrap("", recommendation.headline)
+        for reason in recommendation.reasons:
+            lines += wrap("  - ", reason)
+    for warning in summary.warnings:
+        lines += wrap("  warning:  ", warning)
+    recommended = {id(recommendation.verdict) for recommendation in summary.recommendations}
+    for name, verdict in summary.verdicts.items():
+        if id(verdict) not in recommended:
+            lines += wrap("  ", f"{name}: {verdict}")
+    return lines

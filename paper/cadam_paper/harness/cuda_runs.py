@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from cadam.ab.results import Outcome, RunSpec
-
 from .experiment import Finished
+from .results import Outcome, RunSpec
 
 WARM_UP = 3
 """Number of eager calls before a graph is captured, in which kernels are compiled and algorithms are selected.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cadam.ab.results import Outcome, Results, RunSpec, evaluation_seeds, repeat_seeds
-from cadam.ab.summary import Summary
+from .results import Outcome, Results, RunSpec, evaluation_seeds, repeat_seeds
+from .summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.results import Results, RunSpec
-from cadam.ab.summary import Row, Summary, comparison_row
-from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics.comparison import Comparison
 
 from .panels import panels
 from .rates import RateCurve, compare_at_best_rates, compare_at_rate, draw, next_rates, tolerance_row
+from .results import Results, RunSpec
+from .summary import Row, Summary, comparison_row
+from .verdict import verdict_over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cadam.ab.results import Results
-from cadam.ab.summary import Row
 from cadam.statistics.comparison import Better, Comparison, compare
 from cadam.statistics.intervals import Interval, interval
-from cadam.statistics.learning_rates import NoLearningRateError
+
+from .learning_rates import NoLearningRateError
+from .results import Results
+from .summary import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.ab.report import page as study_page
 from cadam.ab.report.figures import styled, svg
-from cadam.ab.report.page import Mark, describe_cost, has_ends, picture_scale
-from cadam.ab.summary import Row, Summary
-from cadam.ab.verdict import kind_names
 from cadam.statistics.comparison import Kind
 
+from . import page as study_page
 from .experiment import Experiment, Plan
+from .page import Mark, describe_cost, has_ends, picture_scale
 from .runner import Request
+from .summary import Row, Summary
+from .verdict import kind_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,13 +24,14 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from cadam.ab.results import TUNING_SEEDS, Provenance, Result, Results, RunSpec
-from cadam.ab.runner import DamagedResultError, count_cores, current_provenance, measure_run
-from cadam.statistics.learning_rates import NoLearningRateError
+from cadam.ab.runner import count_cores
 
 from .archive import Archive
 from .cache import Cache, RunInProgressError, identity
 from .experiment import OWN_DATA, Experiment, Finished, Plan
+from .learning_rates import NoLearningRateError
+from .measured_runs import DamagedResultError, current_provenance, measure_run
+from .results import TUNING_SEEDS, Provenance, Result, Results, RunSpec
 
 EventKind = Literal["start", "stored", "computed", "computed elsewhere", "failed", "damaged"]
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.ab.results import Results, RunSpec
-from cadam.ab.summary import Summary
-
 from ..harness import rate_pairs
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.rate_pairs import Pair
 from ..harness.rates import RateCurve
+from ..harness.results import Results, RunSpec
+from ..harness.summary import Summary
 from . import streams, study
 
 if TYPE_CHECKING:

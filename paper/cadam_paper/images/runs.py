@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from cadam.ab.results import Outcome, RunSpec
 from cadam.statistics.intervals import Array
 
 from ..harness.cuda_runs import compute_specs
 from ..harness.experiment import Finished
+from ..harness.results import Outcome, RunSpec
 from . import data, streams
 from .train import Record, Run, Task
 

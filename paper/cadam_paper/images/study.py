@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.results import Results, RunSpec, tuning_seeds
-from cadam.ab.summary import Row, Summary, comparison_row
-from cadam.ab.verdict import floor_qualifier, verdict_over_seeds
 from cadam.statistics import comparison as statistics
 from cadam.statistics.comparison import KINDS, Better, Comparison
 from cadam.statistics.intervals import Array, Interval, interval
-from cadam.statistics.learning_rates import RateChoice, choose_lr
 
 from ..harness.comparisons import tally
 from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.learning_rates import RateChoice, choose_lr
 from ..harness.panels import panels
+from ..harness.results import Results, RunSpec, tuning_seeds
+from ..harness.summary import Row, Summary, comparison_row
+from ..harness.verdict import floor_qualifier, verdict_over_seeds
 from . import runs, streams
 from .data import CIFAR10, DIGITS
 

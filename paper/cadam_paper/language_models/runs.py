@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from cadam.ab.results import Outcome, RunSpec
-
 from ..harness.cuda_runs import compute_specs
 from ..harness.experiment import Finished
+from ..harness.results import Outcome, RunSpec
 from ..images.runs import average_windows
 from . import corpus
 from .train import Record, Run, Task

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
-from cadam.ab.results import Results, RunSpec
-from cadam.ab.summary import Row, Summary, comparison_row
-from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics.intervals import Array, interval
 
 from ..harness import rate_pairs
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.panels import panels
 from ..harness.rates import RateCurve, compare_at_best_rates, draw, next_rates, tolerance_row
+from ..harness.results import Results, RunSpec
+from ..harness.summary import Row, Summary, comparison_row
+from ..harness.verdict import verdict_over_seeds
 from . import runs, stream
 from .corpus import DEBIAN, STANDARD_LIBRARY
 from .optimizers import ARMS

@@ -1,285 +1,401 @@
-"""The analysis of an A/B study: from the results of its runs to rows, verdicts, recommendations and warnings."""
+"""The analysis of an A/B comparison, which follows the runs along the stream.
+
+An arm is an optimizer with its own tuning: for each batch, its prediction is that of the learning rate with the lowest
+discounted past loss under the same seed (`cadam.statistics.rate_selection`). If labels arrive late, only the losses
+that were known when the batch was predicted count. The log loss of an event is limited to `MAX_LOSS`, so that
+differences have all moments.
+
+Warm-up ends, for all arms at the same moment, when the recent log loss of every arm is below that of the best constant
+prediction for the same events; or when that is true of one arm and as many events again have passed. The moment depends
+only on the past and treats all arms alike.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
-from itertools import pairwise
 
 import numpy as np
 
-from ..statistics.comparison import compare, without_seeds
-from ..statistics.confidence_sequence import lag_one_correlation, recovery_blocks
-from ..statistics.learning_rates import NoLearningRateError, choose_lr
-from .evidence import (
-    BETTER,
-    CHANCE_METRIC,
-    MAIN_METRIC,
-    METRIC_NAMES,
-    Decision,
-    Evidence,
-    collect_evidence,
-    compare_runs,
-    decide,
-    deciding_intervals,
-    evidence_rows,
-    ignores_seeds,
-)
-from .recommendation import Findings, recommend
-from .results import Results
-from .study import UNCHANGED, Study, at_chosen_rates, choose_rates, hindsight_rates
-from .summary import Row, Summary, comparison_row
-from .text import join_words
-from .verdict import Recommendation, Verdict
+from ..online.metrics.stream import measure
+from ..statistics.comparison import Better
+from ..statistics.intervals import Array, Interval, interval
+from ..statistics.rate_selection import RateSelector
+from .paired_scores import PairedScores
+from .result import ArmResult, Curve, PairResult, Result
+from .runner import RunCache
+from .stream import JudgedEvents
+from .study import MAX_ADDED_RATES, Run, Study, next_rate
 
-MIN_COST = 0.02
-"""A simulated change that adds a smaller share to the log loss leaves nothing to recover from."""
-HIGH_CORRELATION = 0.5
-"""A correlation of neighboring blocks above this causes a warning."""
-EXPLANATION = (
-    "GAUC: how often, within a user, a positive event is ranked above a negative one, averaged over users (by "
-    "impressions: weighted by the events of the user); 0.5 is guessing. Log loss: lower is better. The confidence "
-    "sequence may be checked after every block; it contains the true difference at all checks together with a "
-    "probability of about 95%, if blocks are long enough that their dependence decays within a few blocks. "
-    "Fluctuations about as long as the measured part make it too narrow."
-)
-"""An explanation of the measures, for pages and consoles."""
+MAX_LOSS = 15.0
+"""The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
+WARM_UP_HALF_LIFE = 2_000
+"""The half-life, in events, of the losses that decide when warm-up ends."""
+MIN_WARM_UP = 500
+"""The smallest number of events of the warm-up."""
+PERIODS = 20
+"""The number of periods of equal length in which arms are shown."""
+CURVE_POINTS = 200
+"""The number of moments at which the confidence sequence is shown."""
+METRIC_KEYS = {"log_loss": "log_loss", "auc": "auc", "gauc": "gauc_by_impressions"}
 
 
-def summarize(study: Study, results: Results) -> Summary:
-    """Summarize the results of all runs of a study."""
-    chosen = choose_rates(study, results)
-    tests, repeats = at_chosen_rates(study, results), results.repeats()
-    baseline = tests.where(optimizer=study.baseline)
-    unchanged_baseline = baseline.where(condition=UNCHANGED)
-    floors = {name: collect_evidence(repeats, unchanged_baseline, name) for name in (MAIN_METRIC, "log_loss")}
-    rows: list[Row] = []
-    verdicts: dict[str, Verdict] = {}
-    recommendations: list[Recommendation] = []
-    sentences = []
-    warnings = [f"{choice.warning} (--lr)" for choice in chosen.values() if choice.warning]
-    for arm in study.arms[1:]:
-        has_unchanged_evidence = False
-        for condition in study.conditions:
-            is_unchanged = condition == UNCHANGED
-            pair = tests.where(optimizer=arm, condition=condition), baseline.where(condition=condition)
-            decision = decide(pair, study.matters, repeats if is_unchanged else None)
-            verdicts[condition if len(study.arms) == 2 else f"{arm}, {condition}"] = decision.verdict
-            rows += _condition_rows(study, condition, pair, decision, floors, repeats)
-            difference = f" ({decision.seeds.difference:+.4f})" if decision.evidence is not None else ""
-            sentences.append(f"{condition[0].upper()}{condition[1:]}: {decision.verdict}{difference}.")
-            if is_unchanged:
-                has_unchanged_evidence = decision.evidence is not None
-                recommendations.append(_recommend(study, results, arm, pair, decision))
-                warnings += rate_warnings(study, results, arm, decision.seeds.difference.mean)
-                rows.append(_hindsight_row(study, results, arm))
-            is_change = "change" in study.simulated.get(condition, {})
-            if is_change and decision.evidence is not None and has_unchanged_evidence:
-                rows.append(_recovery_row(study, results, arm, condition))
-    warnings += _block_warnings(study, floors[MAIN_METRIC], unchanged_baseline)
-    rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
-    users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if floors[MAIN_METRIC] is not None else 0
-    text = f"{METRIC_NAMES[MAIN_METRIC]} of {' and '.join(reversed(study.arms))} over {users} users. "
-    text += f"{' '.join(sentences)} Learning rates: {rates}, chosen on the first part of the stream."
-    return Summary(text, rows, warnings, verdicts, recommendations)
+def log_losses(scores: Array, labels: Array) -> Array:
+    """Return the log loss of each event, at most `MAX_LOSS`; nan for scores that are not finite."""
+    x = np.where(labels > 0.5, -scores.astype(np.float64), scores)
+    with np.errstate(over="ignore", invalid="ignore"):
+        losses: Array = np.minimum(np.logaddexp(0.0, x), MAX_LOSS)
+    return np.where(np.isfinite(scores), losses, np.nan)
 
 
-def _condition_rows(
-    study: Study,
-    condition: str,
-    pair: tuple[Results, Results],
-    decision: Decision,
-    floors: Mapping[str, Evidence | None],
-    repeats: Results,
-) -> list[Row]:
-    """Return a row for each metric under one condition, with the other evidence about GAUC and log loss."""
-    is_unchanged = condition == UNCHANGED
-    seconds = pair[0].seconds + pair[1].seconds
-    rows = []
-    for metric in METRIC_NAMES if is_unchanged else floors:
-        label = f"{condition}: {METRIC_NAMES[metric]} ({BETTER[metric]} is better)"
-        if metric == MAIN_METRIC:
-            rows.append(decision.row(label, study.reference if is_unchanged else "", seconds))
-        else:
-            comparison = compare_runs(pair, metric, repeats if is_unchanged else None)
-            rows.append(comparison_row(label, "", comparison, seconds, digits=4))
-        if metric in floors:
-            evidence = decision.evidence if metric == MAIN_METRIC else collect_evidence(*pair, metric)
-            rows += evidence_rows(condition, evidence, len(pair[0]), floors[metric] if is_unchanged else None)
-    return rows
+class _ArmState:
+    """One arm under one seed: its selector and what it predicted with."""
+
+    def __init__(self, grid: tuple[float, ...], lag: int) -> None:
+        self.selector = RateSelector(grid)
+        self.leaders = [self.selector.leader] * (lag + 1)
+        """The leader for each batch so far, and for the next `lag` + 1 batches."""
+        self.losses: list[float] = []
+        """The loss of each batch."""
+
+    def update(self, losses: Mapping[float, float], count: int) -> None:
+        loss = losses[self.leaders[len(self.losses)]]
+        self.losses.append(loss if math.isfinite(loss) else MAX_LOSS)
+        if count:
+            self.selector.update(losses, count)
+        self.leaders.append(self.selector.leader)
 
 
-def _recommend(
-    study: Study, results: Results, arm: str, pair: tuple[Results, Results], decision: Decision
-) -> Recommendation:
-    names = (arm, study.baseline)
-    chosen, by_loss = choose_rates(study, results), hindsight_rates(study, results)
-    best_rates = _best_rates(study, results, arm)
-    values = _first_seed_values(results, best_rates)
-    schema = study.settings.get("schema", {})
-    findings = Findings(
-        decision.verdict,
-        decision.seeds,
-        compare_runs(pair, "log_loss", results.repeats()),
-        deciding_intervals(decision.seeds, decision.evidence),
-        rates={name: chosen[name].lr for name in names},
-        rates_by_gauc=best_rates,
-        difference_by_gauc=values[arm] - values[study.baseline],
-        rates_by_loss={name: by_loss[name].lr for name in names},
-        matters=study.matters,
-        events=decision.events,
-        label=schema.get("label") or "",
-        has_user="user" in (schema or {"user": ""}),
-        chance=_chance(pair[1]),
-        missing_reason="" if decision.evidence is None else decision.evidence.missing_reason,
-    )
-    return recommend(findings)
+class Analysis:
+    """Follows the runs of a comparison along the stream.
 
+    Args:
+        study: The comparison.
+        judged: The judged events.
+        cache: The recorded scores.
+    """
 
-def _block_warnings(study: Study, floor: Evidence | None, baseline: Results) -> list[str]:
-    """Return warnings about blocks that are too short for the confidence sequence or for GAUC."""
-    warnings = []
-    advice = f"longer blocks would help (--blocks {max(2, study.blocks // 2)})"
-    if floor is not None and floor.first_exclusion:
-        warnings.append(
-            f"the A/A confidence sequence excludes 0 after block {floor.first_exclusion}: runs of {study.baseline} "
-            "from other initial weights differ for longer than the blocks account for, so the interval over seeds is "
-            "more reliable than the one over time"
+    def __init__(self, study: Study, judged: JudgedEvents, cache: RunCache) -> None:
+        self.study, self.judged, self.cache = study, judged, cache
+        self.batches = 0
+        """The number of batches so far."""
+        self.rates: dict[str, list[float]] = {arm: sorted(study.grid) for arm in study.arms}
+        self.added: dict[str, dict[float, int]] = {arm: {} for arm in study.arms}
+        self._losses: dict[Run, Array] = {}
+        """The mean loss of each batch, by run."""
+        self._arms = {
+            (arm, seed): _ArmState(study.grid, judged.lag) for arm in study.arms for seed in range(study.seeds)
+        }
+        self._counts = np.diff(judged.ends, prepend=0)
+        self._positives = np.add.reduceat(np.append(judged.labels, 0.0), np.append(0, judged.ends[:-1]))
+        self._positives[self._counts == 0] = 0
+        self.warm_up_batches: int | None = None
+        self._recent = dict.fromkeys(study.arms, 0.0)
+        self._recent_positives = self._recent_count = 0.0
+        self._first_better: int | None = None
+        self._blocks_done = 0
+        total = study.blocks if study.metric != "log_loss" else int((self._counts > 0).sum())
+        lag = judged.lag if study.metric == "log_loss" else math.ceil(judged.lag * total / max(len(self._counts), 1))
+        better: Better = "lower" if study.metric == "log_loss" else "higher"
+        alpha = study.alpha / max(1, len(study.arms) - 1)  # Bonferroni's correction for several arms
+        self.pairs = {
+            arm: PairedScores(better, study.matters, alpha, total, lag, relative=study.metric == "log_loss")
+            for arm in study.arms[1:]
+        }
+
+    # Along the stream -------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> int:
+        """The number of judged events so far."""
+        return int(self.judged.ends[self.batches - 1]) if self.batches else 0
+
+    @property
+    def warm_up(self) -> int | None:
+        """The number of judged events of the warm-up; None if it has not ended."""
+        return None if self.warm_up_batches is None else int(self.judged.ends[self.warm_up_batches - 1])
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is a verdict about every arm, or no arm can have one."""
+        return all(pair.kind != "inconclusive" for pair in self.pairs.values())
+
+    def runs(self) -> list[Run]:
+        """Return all runs, with those at added learning rates."""
+        return [Run(arm, lr, seed) for arm in self.study.arms for lr in self.rates[arm] for seed in self._seeds]
+
+    @property
+    def _seeds(self) -> range:
+        return range(self.study.seeds)
+
+    def update(self, batch: int) -> None:
+        """Follow the runs, which have got that far, to a number of batches."""
+        for run in self.runs():
+            self._extend(run, batch)
+        for number in range(self.batches, batch):
+            count = int(self._counts[number])
+            for (arm, seed), state in self._arms.items():
+                losses = {lr: float(self._losses[Run(arm, lr, seed)][number]) for lr in state.selector.rates}
+                state.update(losses, count)
+            self.batches = number + 1
+            if count == 0:
+                continue
+            if self.warm_up_batches is None:
+                self._follow_warm_up(number, count)
+            elif self.study.metric == "log_loss":
+                baseline = self._arm_losses(self.study.baseline, number)
+                for arm, pair in self.pairs.items():
+                    pair.update(self._arm_losses(arm, number), baseline, count, self.events)
+        if self.study.metric != "log_loss" and self.warm_up is not None:
+            self._follow_blocks()
+
+    def _extend(self, run: Run, batch: int) -> None:
+        """Compute the batch losses of a run up to a number of batches."""
+        known = self._losses.get(run, np.empty(0))
+        if len(known) >= batch:
+            return
+        first, last = int(self.judged.ends[len(known) - 1]) if len(known) else 0, int(self.judged.ends[batch - 1])
+        labels = self.judged.labels[first:last]
+        losses = log_losses(self.cache.files(run).read(first, last), labels)
+        counts = self._counts[len(known) : batch]
+        starts = np.cumsum(counts) - counts
+        sums = np.add.reduceat(np.append(losses, 0.0), starts)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), 0.0)
+        self._losses[run] = np.concatenate([known, means])
+
+    def _arm_losses(self, arm: str, batch: int) -> Array:
+        return np.array([self._arms[arm, seed].losses[batch] for seed in self._seeds])
+
+    def _follow_warm_up(self, batch: int, count: int) -> None:
+        decay = 2 ** (-count / WARM_UP_HALF_LIFE)
+        self._recent_count = decay * self._recent_count + count
+        self._recent_positives = decay * self._recent_positives + float(self._positives[batch])
+        for arm in self.study.arms:
+            loss = float(self._arm_losses(arm, batch).mean())
+            self._recent[arm] = decay * self._recent[arm] + count * loss
+        constant = constant_loss(self._recent_positives / self._recent_count)
+        is_better = [self._recent[arm] / self._recent_count < constant for arm in self.study.arms]
+        if self.events < MIN_WARM_UP:
+            return
+        if any(is_better) and self._first_better is None:
+            self._first_better = self.events
+        has_waited = self._first_better is not None and self.events >= 2 * self._first_better
+        if all(is_better) or has_waited:
+            self.warm_up_batches = batch + 1
+
+    def _follow_blocks(self) -> None:
+        """Add the blocks of time that are complete, for AUC and GAUC."""
+        assert self.warm_up is not None
+        size = max(2, (len(self.judged.labels) - self.warm_up) // self.study.blocks)
+        while (end := self.warm_up + (self._blocks_done + 1) * size) <= self.events:
+            part = slice(end - size, end)
+            values = {arm: self._block_values(arm, part) for arm in self.study.arms}
+            self._blocks_done += 1
+            baseline = values[self.study.baseline]
+            for arm, pair in self.pairs.items():
+                if np.isfinite(values[arm]).all() and np.isfinite(baseline).all():
+                    pair.update(values[arm], baseline, size, end)
+
+    def _block_values(self, arm: str, part: slice) -> Array:
+        name = METRIC_KEYS[self.study.metric]
+        labels, users = self.judged.labels[part], self.judged.users[part]
+        values = [measure(self.scores(arm, seed, part), labels, users)[name] for seed in self._seeds]
+        return np.array(values)
+
+    def scores(self, arm: str, seed: int, part: slice) -> Array:
+        """Return the scores of an arm, each at the learning rate that it was predicted with."""
+        leaders = np.array(self._arms[arm, seed].leaders[: self.batches])
+        by_event = np.repeat(leaders, self._counts[: self.batches])[part]
+        scores = np.empty(len(by_event), np.float32)
+        for lr in np.unique(by_event).tolist():
+            rows = by_event == lr
+            scores[rows] = self.cache.files(Run(arm, lr, seed)).read(part.start, part.stop)[rows]
+        return np.nan_to_num(scores, nan=0.0)
+
+    # Added learning rates ---------------------------------------------------------------------------------------
+
+    def rates_to_add(self) -> list[Run]:
+        """Return the runs at learning rates that extend the grid of an arm.
+
+        A rate is added where most seeds of an arm have their leader at that end. A grid of one rate stays as it is.
+        """
+        runs = []
+        for arm in self.study.arms:
+            states = [self._arms[arm, seed].selector for seed in self._seeds]
+            rates = tuple(self.rates[arm])
+            ends = {False: [s.is_leader_lowest for s in states], True: [s.is_leader_highest for s in states]}
+            for upwards, at_end in ends.items():
+                outside = [
+                    rate for rate in rates if (rate > max(self.study.grid) if upwards else rate < min(self.study.grid))
+                ]
+                if len(rates) > 1 and 2 * sum(at_end) > len(states) and len(outside) < MAX_ADDED_RATES:
+                    rate = next_rate(rates, upwards)
+                    runs += [Run(arm, rate, seed) for seed in self._seeds]
+        return runs
+
+    def add(self, runs: list[Run]) -> None:
+        """Let runs at further learning rates, which have got as far as the others, compete from now on."""
+        for run in runs:
+            self._extend(run, self.batches)
+            alone = RateSelector([run.lr])
+            for loss, count in zip(self._losses[run].tolist(), self._counts.tolist(), strict=False):
+                if count:
+                    alone.update({run.lr: loss}, count)
+            self._arms[run.arm, run.seed].selector.add(run.lr, alone.loss(run.lr))
+            if run.lr not in self.rates[run.arm]:
+                self.rates[run.arm] = sorted([*self.rates[run.arm], run.lr])
+                self.added[run.arm][run.lr] = self.events
+
+    # The result -------------------------------------------------------------------------------------------------
+
+    def result(self, seconds: float = 0.0) -> Result:
+        """Return the result so far."""
+        start = self.warm_up if self.warm_up is not None else 0
+        part = slice(start, self.events)
+        labels = self.judged.labels[part]
+        first_batch = self.warm_up_batches or 0
+        periods = self._periods(first_batch)
+        arms = [self._arm_result(arm, part, first_batch, periods) for arm in self.study.arms]
+        pairs = [self._pair_result(arm, arms, part, first_batch, periods) for arm in self.study.arms[1:]]
+        return Result(
+            metric=self.study.metric,
+            matters=self.study.matters,
+            alpha=self.study.alpha,
+            seeds=self.study.seeds,
+            events=len(self.judged.labels),
+            processed_events=self.events,
+            warm_up=self.warm_up,
+            lag=self.judged.lag,
+            clipped_share=self._clipped_share(part),
+            arms=arms,
+            pairs=pairs,
+            period_ends=[int(self.judged.ends[end - 1]) for _, end in periods],
+            best_constant=constant_loss(float(labels.mean())) if len(labels) else math.nan,
+            seconds=seconds,
         )
-    if floor is not None and len(floor.by_block):
-        correlation = lag_one_correlation(floor.by_block)
-        if correlation > HIGH_CORRELATION:
-            warnings.append(f"neighboring blocks are correlated ({correlation:.2f}): {advice}")
-    if blocks := blocks_at_chance(baseline):
-        numbers = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks[:5]))}"
-        more = ", ..." if len(blocks) > 5 else ""
-        warnings.append(
-            f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be distinguished from "
-            f"guessing ({numbers}{more}): most users there have only one kind of label, or the model predicts "
-            f"nothing; {advice}"
+
+    def _clipped_share(self, part: slice) -> float:
+        labels = self.judged.labels[part]
+        losses = [log_losses(self.scores(*key, part), labels) for key in self._arms]
+        return float(np.mean([(each >= MAX_LOSS).mean() for each in losses])) if len(labels) else 0.0
+
+    def _periods(self, first: int) -> list[tuple[int, int]]:
+        """Return the first batch of each period and the batch after its last, with about as many events each."""
+        ends = self.judged.ends[: self.batches]
+        start = 0 if first == 0 else int(ends[first - 1])
+        targets = np.linspace(start, self.events, PERIODS + 1)[1:]
+        edges = np.unique([first, *(np.searchsorted(ends, targets) + 1)])
+        return [(int(a), min(int(b), self.batches)) for a, b in itertools.pairwise(edges)]
+
+    def _mean(self, values: Array, first: int, end: int) -> float:
+        """Return the mean over events of batch means."""
+        counts = self._counts[first:end]
+        return float(values[first:end] @ counts / counts.sum()) if counts.sum() else math.nan
+
+    def _arm_result(self, arm: str, part: slice, first: int, periods: list[tuple[int, int]]) -> ArmResult:
+        by_rate = {lr: np.mean([self._losses[Run(arm, lr, seed)] for seed in self._seeds], 0) for lr in self.rates[arm]}
+        loss_by_rate = {lr: self._mean(values, first, self.batches) for lr, values in by_rate.items()}
+        own = np.mean([self._arms[arm, seed].losses for seed in self._seeds], 0)
+        finite = {lr: loss for lr, loss in loss_by_rate.items() if math.isfinite(loss)}
+        best = min(finite, key=lambda lr: finite[lr]) if finite else math.nan
+        selectors = [self._arms[arm, seed].selector for seed in self._seeds]
+        recent = {lr: float(np.mean([s.loss(lr) for s in selectors])) for lr in selectors[0].rates}
+        usable = {lr: loss for lr, loss in recent.items() if math.isfinite(loss)}
+        leaders = [
+            Counter(rate for seed in self._seeds for rate in self._arms[arm, seed].leaders[a:b]).most_common(1)[0][0]
+            for a, b in periods
+        ]
+        metrics: dict[str, float] = {}
+        if part.stop > part.start:
+            labels, users = self.judged.labels[part], self.judged.users[part]
+            measured = [measure(self.scores(arm, seed, part), labels, users) for seed in self._seeds]
+            keys = {"auc": "auc", "gauc": "gauc_by_impressions", "calibration": "calibration"}
+            metrics = {name: float(np.mean([each[key] for each in measured])) for name, key in keys.items()}
+        metrics["log_loss"] = self._mean(own, first, self.batches)
+        return ArmResult(
+            name=arm,
+            metrics=metrics,
+            rate_to_use=min(usable, key=lambda lr: usable[lr]) if usable else math.nan,
+            best_rate=best,
+            loss_at_best_rate=finite.get(best, math.nan),
+            loss_by_rate=loss_by_rate,
+            loss_by_period={lr: [self._mean(values, *period) for period in periods] for lr, values in by_rate.items()},
+            own_loss_by_period=[self._mean(own, *period) for period in periods],
+            rate_by_period=leaders,
+            added_rates=self.added[arm],
+            has_diverged=any(not any(math.isfinite(s.loss(lr)) for lr in s.rates) for s in selectors),
         )
-    return warnings
+
+    def _pair_result(
+        self, arm: str, arms: list[ArmResult], part: slice, first: int, periods: list[tuple[int, int]]
+    ) -> PairResult:
+        pair = self.pairs[arm]
+        results = {each.name: each for each in arms}
+        own, base = results[arm], results[self.study.baseline]
+        kind = pair.kind
+        is_same = bool(pair.curve) and not pair.has_any_difference
+        if own.has_diverged or base.has_diverged:
+            kind = "diverged"
+        elif is_same:
+            kind = "equivalent"
+        by_period = [
+            100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
+        ]
+        more_events, more_seeds = pair.estimate_more(part.stop - part.start) if kind == "inconclusive" else (None, None)
+        users, users_ahead = self._over_users(arm, part, base.metrics["log_loss"])
+        over_seeds = pair.over_seeds
+        return PairResult(
+            arm=arm,
+            baseline=self.study.baseline,
+            metric=self.study.metric,
+            kind=kind,
+            difference=pair.over_time.mean,
+            over_time=pair.over_time,
+            over_seeds=over_seeds,
+            seed_confidence=pair.seed_confidence,
+            is_conflicting=pair.is_conflicting,
+            is_same=is_same,
+            decided_at=pair.decided_at,
+            first_decided_at=pair.first_decided_at,
+            reopened_at=pair.reopened_at,
+            in_hindsight=100 * (own.loss_at_best_rate / base.loss_at_best_rate - 1),
+            more_events=more_events,
+            more_seeds=more_seeds,
+            periods=by_period,
+            users=users,
+            users_ahead=users_ahead,
+            curve=_thin(pair.curve),
+        )
+
+    def _over_users(self, arm: str, part: slice, base: float) -> tuple[Interval | None, float]:
+        """Return the difference of the log loss over users in percent, and the share of users who have a lower one."""
+        if not self.judged.has_users or part.stop <= part.start:
+            return None, math.nan
+        labels = self.judged.labels[part]
+        difference = np.zeros(part.stop - part.start)
+        for seed in self._seeds:
+            for name, sign in ((arm, 1), (self.study.baseline, -1)):
+                difference += sign * log_losses(self.scores(name, seed, part), labels) / self.study.seeds
+        _, index = np.unique(self.judged.users[part], return_inverse=True)
+        weights = np.bincount(index).astype(np.float64)
+        means = np.bincount(index, difference) / weights
+        differs = means != 0
+        ahead = float((means < 0).sum() / max(differs.sum(), 1))
+        return interval(100 * means / base, weights), ahead
 
 
-def blocks_at_chance(baseline: Results) -> list[int]:
-    """Return the numbers, from 1, of blocks in which the GAUC cannot be distinguished from that of random scores.
-
-    The list is empty if a result lacks the curve of the GAUC of random scores, as runs that diverged do.
-    """
-    if not all(CHANCE_METRIC in result.outcome.curves for result in baseline):
-        return []
-    is_at_chance = np.abs(baseline.curve(MAIN_METRIC).mean(0) - 0.5) <= baseline.curve(CHANCE_METRIC)[0]
-    return [int(block) + 1 for block in np.flatnonzero(is_at_chance)]
+def constant_loss(share: float) -> float:
+    """Return the log loss of the best constant prediction for events of which this share is positive."""
+    if not 0 < share < 1:
+        return 0.0
+    return -share * math.log(share) - (1 - share) * math.log1p(-share)
 
 
-def _chance(baseline: Results) -> float:
-    """Return how far from 0.5 the GAUC of random scores may be; 0 if the results do not have it."""
-    values = [result.outcome.metrics.get(CHANCE_METRIC, math.nan) for result in baseline]
-    return max(filter(math.isfinite, values), default=0.0)
-
-
-def _best_rates(study: Study, results: Results, arm: str) -> dict[str, float]:
-    """Return the learning rates of an arm and of the baseline with the highest GAUC in hindsight."""
-    by_gauc = hindsight_rates(study, results, MAIN_METRIC, "higher")
-    return {name: by_gauc[name].lr for name in (arm, study.baseline)}
-
-
-def _first_seed_values(results: Results, rates: Mapping[str, float]) -> dict[str, float]:
-    """Return the main metric of arms at some learning rates, on the unchanged stream under the first seed."""
-    seed = min(result.spec.seed for result in results.tests())
-    return {
-        name: results.where(optimizer=name, lr=lr, seed=seed, condition=UNCHANGED).metric(MAIN_METRIC)[seed]
-        for name, lr in rates.items()
-    }
-
-
-def rate_warnings(study: Study, results: Results, arm: str, difference: float) -> list[str]:
-    """Return a warning if other learning rates reverse the sign of the difference by more than matters.
-
-    The other rates are the best ones in hindsight, and those that would be chosen from a grid without a chosen rate.
-    """
-    names = arm, study.baseline
-    chosen = choose_rates(study, results)
-    alternatives = {"with the best learning rates in hindsight": _best_rates(study, results, arm)}
-    for left_out in sorted({chosen[name].lr for name in names}):
-        rest = Results([result for result in results.tuning() if result.spec.lr != left_out])
-        with suppress(NoLearningRateError):
-            alternatives[f"without {left_out:g} in the grid"] = {
-                name: choose_lr(name, rest.where(optimizer=name).metric_by_rate("log_loss"), "lower").lr
-                for name in names
-            }
-    reversals = []
-    for description, rates in alternatives.items():
-        if all(rates[name] == chosen[name].lr for name in names):
-            # One seed at the chosen rates can differ by chance from the mean over seeds, which decides the verdict.
-            continue
-        values = _first_seed_values(results, rates)
-        other = values[arm] - values[study.baseline]
-        if other * difference < 0 and abs(other) > study.matters:
-            at_rates = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
-            reversals.append(f"{other:+.4f} {description} ({at_rates})")
-    if not reversals:
-        return []
-    return [
-        f"the choice of learning rates decides which arm is ahead: {arm} minus {study.baseline} is {difference:+.4f} "
-        f"at the chosen rates, but under one seed {join_words(reversals)}"
-    ]
-
-
-def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
-    """Return a row for the comparison at the best learning rates in hindsight, which checks the choice."""
-    rates = _best_rates(study, results, arm)
-    values = _first_seed_values(results, rates)
-    difference = values[arm] - values[study.baseline]
-    measured = ", ".join(f"{name} {values[name]:.4f} (at {rates[name]:g})" for name in values)
-    label = f"{UNCHANGED}: {METRIC_NAMES[MAIN_METRIC]}, best learning rates in hindsight"
-    words = "one seed, chosen on the measured part: a check of the choice, not a result"
-    numbers = {**values, "difference": difference}
-    return Row(label, "", measured, f"{difference:+.4f}", 1, 0.0, words, "", numbers)
-
-
-def recovery_times(study: Study, results: Results, arm: str, condition: str) -> dict[int, float]:
-    """Return by seed how many events an arm takes to recover from a simulated change, on average over changes.
-
-    The gap is the log loss with the change minus the log loss without it in the same block and under the same seed.
-    The arm has recovered when nine tenths of the largest gap are made up. A gap that does not close counts until the
-    next change.
-    """
-    tests = at_chosen_rates(study, results).where(optimizer=arm)
-    changes = [*study.simulated[condition]["change"]["blocks"], study.blocks]
-    times = {}
-    for changed, unchanged in zip(tests.where(condition=condition), tests.where(condition=UNCHANGED), strict=True):
-        gain = unchanged.outcome.curves["log_loss"] - changed.outcome.curves["log_loss"]
-        taken = []
-        for start, end in pairwise(changes):
-            blocks = recovery_blocks(gain[:end], start)
-            taken.append(end - start if blocks is None else blocks)
-        times[changed.spec.seed] = float(np.mean(taken)) * changed.outcome.metrics["events"] / study.blocks
-    return times
-
-
-def change_cost(study: Study, results: Results, condition: str) -> float:
-    """Return the share by which a simulated change increases the log loss in the three blocks after it."""
-    tests = at_chosen_rates(study, results)
-    first_blocks = study.simulated[condition]["change"]["blocks"]
-    blocks = [first + n for first in first_blocks for n in range(3) if first + n < study.blocks]
-    changed, unchanged = (tests.where(condition=c).curve("log_loss")[:, blocks].mean() for c in (condition, UNCHANGED))
-    return float(changed / unchanged - 1)
-
-
-def _recovery_row(study: Study, results: Results, arm: str, condition: str) -> Row:
-    """Return a row that compares how long two arms take to recover from a simulated change."""
-    label = f"{condition}: events until recovered (lower is better)"
-    names = (arm, study.baseline)
-    cost = change_cost(study, results, condition)
-    if cost < MIN_COST:
-        measured = f"the change adds {cost:.1%} to the log loss"
-        seeds = len({result.spec.seed for result in results.tests()})
-        return Row(label, "", measured, "", seeds, 0.0, "nothing to recover from", "", {"cost": cost})
-    times = [recovery_times(study, results, name, condition) for name in names]
-    comparison = compare(*times, names=names, better="lower")
-    tests = at_chosen_rates(study, results).where(condition=condition)
-    if all(ignores_seeds(tests.where(optimizer=name)) for name in names):
-        comparison = without_seeds(comparison)
-    return comparison_row(label, "", comparison, 0.0, digits=0)
+def _thin(points: list[tuple[int, float, float, float]]) -> Curve:
+    """Return a curve with at most about `CURVE_POINTS` of the points, with the last one."""
+    step = max(1, len(points) // CURVE_POINTS)
+    chosen = [*points[::step], *points[-1:]] if (len(points) - 1) % step else points[::step]
+    columns = list(zip(*chosen, strict=True)) or [(), (), (), ()]
+    return Curve(*(list(column) for column in columns))

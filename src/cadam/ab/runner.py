@@ -1,7 +1,8 @@
-"""Computes the runs of a study, in this process or in several, and keeps each result in a file.
+"""Advances the runs of a comparison along the encoded stream, in this process or in several.
 
-Every finished run is a file in the cache folder, so an interrupted study loses only the runs in progress, and the same
-command continues with the others.
+Each run has a folder in the cache with the score of every judged event so far. Runs stay in the memory of the process
+that they belong to, from segment to segment. An interrupted comparison continues from the recorded scores: a run that
+has to go further is repeated from its last checkpoint, or from the beginning, and gives the same scores to the bit.
 """
 
 from __future__ import annotations
@@ -9,201 +10,368 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
+import random
+import shutil
 import signal
 import threading
 import time
 import traceback
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from io import BytesIO
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from ..atomic_write import replace_file
-from .results import TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
-from .study import Study, count_work, run_length, run_specs
+from ..online.data.events import Array
+from ..online.data.schema import Schema
+from ..online.device import select_device
+from ..online.learner import Learner
+from ..online.models.model_file import OptimizerSpec
+from ..online.persistence.random_state import get_random_state, set_random_state
+from ..online.run_config import model_builder
+from .stream import EncodedStream, Recorder
+from .study import Run, Study
 
-VERSION = 1
-"""Increase this number when runs compute something else: results of other versions are not used."""
-SECONDS_PER_EVENT = 1e-4
+VERSION = 2
+"""Increase this number when runs compute something else: scores of other versions are not used."""
+SECONDS_PER_EVENT = 2e-5
 """A rough estimate of the time that a run takes per event, to decide whether worker processes are worth starting."""
-MIN_SECONDS_FOR_WORKERS = 10.0
+MIN_SECONDS_FOR_WORKERS = 8.0
+CHECKPOINT_SHARE = 0.05
+"""Checkpoints may take this share of the time of a run. A run that is repeated loses little if saving is expensive."""
+MEMORY_SHARE = 0.5
+"""The share of the available memory that the models of all runs may take. Beyond it they are kept in files."""
 
 
-class DamagedResultError(ValueError):
-    """A file of the cache that cannot be read."""
+class RunFiles:
+    """The files of one run: its scores, its progress and its last checkpoint.
+
+    Args:
+        folder: The folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scores_path, self.progress_path = folder / "scores.f32", folder / "progress.json"
+        self.checkpoint_path = folder / "checkpoint.pt"
+
+    def progress(self) -> tuple[int, int]:
+        """Return the number of batches that the run has processed, and of scores that it has recorded."""
+        try:
+            saved = json.loads(self.progress_path.read_text(encoding="utf-8"))
+            batches, scores = int(saved["batches"]), int(saved["scores"])
+            is_complete = self.scores_path.stat().st_size >= 4 * scores
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, 0
+        return (batches, scores) if is_complete else (0, 0)
+
+    def append(self, scores: Array, batches: int) -> None:
+        """Record further scores, and the number of batches after them."""
+        _, count = self.progress()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.scores_path.open("r+b" if self.scores_path.exists() else "wb") as file:
+            file.truncate(4 * count)  # scores beyond the recorded progress are those of an interrupted write
+            file.seek(0, os.SEEK_END)
+            file.write(np.asarray(scores, dtype=np.float32).tobytes())
+        text = json.dumps({"batches": batches, "scores": count + len(scores)})
+        replace_file(self.progress_path, text.encode())
+
+    def read(self, start: int, end: int) -> Array:
+        """Return recorded scores."""
+        return np.fromfile(self.scores_path, np.float32, end - start, offset=4 * start)
 
 
 class RunCache:
-    """The results of runs in a folder, one file per run.
+    """The folders of runs in the cache.
 
-    The name of a file is a hash of the run spec and of the versions of cadam and torch.
+    The name of a folder is a hash of everything that the run depends on, and of the versions of cadam and torch.
 
     Args:
-        folder: The folder, which is created when the first result is saved.
+        folder: The cache folder.
+        study: The comparison.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder).absolute()
-
-    def path(self, spec: RunSpec) -> Path:
-        """Return the path of the file for a run."""
-        import torch
-
+    def __init__(self, folder: Path | str, study: Study) -> None:
         import cadam
 
+        self.folder = Path(folder).absolute() / "ab"
         versions = f"version {VERSION}, cadam {cadam.__version__}, torch {torch.__version__}"
-        name = hashlib.sha256(f"{versions}\n{spec.key()}".encode()).hexdigest()[:40]
-        return self.folder / spec.experiment / f"{name}.npz"
+        self._key = f"{versions}\n{json.dumps(study.run_settings, sort_keys=True)}"
 
-    def load(self, spec: RunSpec) -> Result | None:
-        """Return the result of a run, or None if there is none.
+    @property
+    def stream_folder(self) -> Path:
+        """The folder of the encoded stream."""
+        return self.folder / f"stream-{_digest(self._key)}"
 
-        Raises:
-            DamagedResultError: If there is a file that cannot be read.
-        """
-        path = self.path(spec)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                facts = json.loads(str(file["facts"]))
-                metrics = dict(zip(facts["metrics"], file["metrics"].tolist(), strict=True))
-                curves = {name: file[f"curve {name}"] for name in facts["curves"]}
-            result = Result(RunSpec(**facts["spec"]), Outcome(metrics, curves), Provenance(**facts["provenance"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise DamagedResultError(f"{path}: {error}") from error
-        if result.spec != spec:
-            raise DamagedResultError(f"{path}: contains the result of {result.spec}, not of {spec}")
-        return result
+    def files(self, run: Run) -> RunFiles:
+        """Return the files of a run."""
+        return RunFiles(self.folder / f"run-{_digest(f'{self._key}, {run!r}')}")
 
-    def save(self, result: Result) -> None:
-        """Write the result of a run; an existing file is replaced atomically."""
-        facts = {
-            "spec": asdict(result.spec),
-            "metrics": list(result.outcome.metrics),
-            "curves": list(result.outcome.curves),
-            "provenance": asdict(result.provenance),
-        }
-        arrays: dict[str, Any] = {f"curve {name}": curve for name, curve in result.outcome.curves.items()}
-        arrays["metrics"] = np.array(list(result.outcome.metrics.values()), dtype=np.float64)
-        arrays["facts"] = np.array(json.dumps(facts))
-        buffer = BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        path = self.path(result.spec)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, buffer.getvalue())
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
-class RunEvent:
-    """A change in the state of one run."""
+class Advance:
+    """The task of advancing one run to a batch."""
 
-    kind: Literal["cached", "computed", "failed", "damaged"]
-    """The state of the run; "damaged" means that its file cannot be read and that it is computed again."""
-    spec: RunSpec
-    result: Result | None = None
-    message: str = ""
+    run: Run
+    folder: Path
+    stream_folder: Path
+    study_settings: str
+    """`Study.run_settings` as JSON, by which equal settings are recognized."""
+    batch: int
+    keeps_in_memory: bool
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The result of a task."""
+
+    run: Run
+    batch: int
+    seconds: float = 0.0
+    failure: str = ""
+    """The traceback of an error; empty if there was none."""
+
+
+class _ActiveRun:
+    """A run in memory."""
+
+    def __init__(self, task: Advance) -> None:
+        settings = json.loads(task.study_settings)
+        more = settings["settings"]
+        build, loss = model_builder(
+            settings["model"], Schema(**more["schema"]), more, select_device(more.get("device"))
+        )
+        run, self.recorder, self.batch = task.run, Recorder(), 0
+        self.stream = _open_stream(task.stream_folder)
+        self.has_diverged = False
+        self.seconds = self.seconds_at_save = 0.0
+        torch.manual_seed(run.seed)
+        np.random.seed(run.seed)
+        random.seed(run.seed)
+        model = build()
+        optimizer = OptimizerSpec.parse(run.arm).build(model, run.lr)
+        is_per_event = settings["batch_size"] == 1
+        self.learner = Learner(model, optimizer, loss, per_event=is_per_event, metrics=[self.recorder])
+        self.random_state = get_random_state()
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint, if there is one that can be read."""
+        try:
+            saved = torch.load(path, weights_only=False)
+            self.learner.load_state_dict(saved["learner"])
+            self.batch, self.random_state = saved["batch"], saved["learner"]["random"]
+        except FileNotFoundError:
+            return
+
+    def save(self, path: Path) -> None:
+        """Save a checkpoint."""
+        part = path.with_suffix(".part")
+        torch.save({"batch": self.batch, "learner": self.learner.state_dict()}, part)
+        part.replace(path)
+        self.seconds_at_save = self.seconds
+
+    def advance(self, batch: int) -> Array:
+        """Process batches up to a number of batches, and return the scores of the judged events among them."""
+        if batch <= self.batch:
+            return np.empty(0, np.float32)
+        start, judged = time.perf_counter(), self.stream.judged
+        first = 0 if self.batch == 0 else int(judged.ends[self.batch - 1])
+        parts: list[Array] = []
+        set_random_state(self.random_state)
+        while self.batch < batch and not self.has_diverged:
+            try:
+                if self.batch < self.stream.batches:
+                    self.learner.process(self.stream.batch(self.batch))
+                else:
+                    self.learner.finish()
+            except FloatingPointError:
+                self.has_diverged = True
+            scores = self.recorder.take()[0]
+            if self._has_rejected_scores(len(scores)):
+                self.has_diverged = True
+            if not self.has_diverged:
+                parts.append(scores)
+            self.batch += 1
+        self.batch = batch
+        self.random_state = get_random_state()
+        scores = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        # A run that has diverged predicts nothing from then on.
+        missing = int(judged.ends[batch - 1]) - first - len(scores)
+        scores = np.concatenate([scores, np.full(missing, np.nan, np.float32)])
+        self.seconds += time.perf_counter() - start
+        return scores
+
+    def _has_rejected_scores(self, count: int) -> bool:
+        """Whether scores that are not finite were rejected in this batch.
+
+        Args:
+            count: The number of judged events of this batch that have a score.
+
+        Raises:
+            RuntimeError: If the model has not scored some events for another reason.
+        """
+        ends = self.stream.judged.ends
+        expected = int(ends[self.batch]) - (int(ends[self.batch - 1]) if self.batch else 0)
+        if count == expected or self.has_diverged:
+            return False
+        if any(reason.startswith("its score is") for reason in self.learner.rejections.reasons):
+            return True
+        reasons = ", ".join(self.learner.rejections.reasons)
+        raise RuntimeError(f"arms can be compared only on events that the model accepts; it rejects some: {reasons}")
+
+
+@lru_cache(maxsize=1)
+def _open_stream(folder: Path) -> EncodedStream:
+    return EncodedStream(folder)
+
+
+_active: dict[Path, _ActiveRun] = {}
+"""The runs in the memory of this process, by folder."""
+
+
+def advance_run(task: Advance) -> Advanced:
+    """Advance one run in this process, and record its scores."""
+    files = RunFiles(task.folder)
+    recorded, _ = files.progress()
+    if recorded >= task.batch:
+        return Advanced(task.run, task.batch)
+    start = time.process_time()
+    outer_state, threads = get_random_state(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run = _active.get(task.folder)
+        if run is None or run.batch > recorded:
+            run = _ActiveRun(task)
+            run.load(files.checkpoint_path)
+            run.advance(recorded)
+        files.append(run.advance(task.batch), task.batch)
+        if task.keeps_in_memory:
+            _active[task.folder] = run
+            _save_if_due(run, files)
+        else:
+            run.save(files.checkpoint_path)
+    except Exception:
+        return Advanced(task.run, task.batch, failure=traceback.format_exc())
+    finally:
+        set_random_state(outer_state)
+        torch.set_num_threads(threads)
+    return Advanced(task.run, task.batch, time.process_time() - start)
+
+
+def _save_if_due(run: _ActiveRun, files: RunFiles) -> None:
+    """Save a checkpoint if the run since the last one took long enough for its cost."""
+    numbers = sum(parameter.numel() for parameter in run.learner.model.parameters())
+    cost = 1e-7 * 3 * numbers  # seconds to write weights and moments
+    if not run.has_diverged and run.seconds - run.seconds_at_save > max(cost / CHECKPOINT_SHARE, 10.0):
+        run.save(files.checkpoint_path)
+
+
+def forget_runs() -> None:
+    """Remove all runs from the memory of this process."""
+    _active.clear()
 
 
 class StudyRunner:
-    """Computes the runs of a study that the cache does not have.
+    """Advances the runs of a comparison.
+
+    Each run belongs to one worker process, where its model stays in memory if all models fit.
 
     Args:
-        study: The study.
-        seeds: The number of seeds.
-        cache: The results of earlier runs, to which new results are added.
-        force: Whether to compute runs that the cache has.
-        workers: The largest number of runs at the same time; by default, one per processor.
-        notify: Called with each event, in the process that called `run`.
+        study: The comparison.
+        cache: The folders of the runs.
+        workers: The largest number of processes; by default, one per processor, and one on CUDA.
+        model_bytes: The size of the parameters of one model.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        seeds: int,
-        cache: RunCache,
-        *,
-        force: bool = False,
-        workers: int | None = None,
-        notify: Callable[[RunEvent], None] = lambda event: None,
-    ) -> None:
-        self.study, self.seeds, self.cache, self.force, self.notify = study, seeds, cache, force, notify
-        self.workers = workers or count_cores()
-        self.failures: dict[RunSpec, str] = {}
-        """The tracebacks of failed runs."""
-        self._found: dict[RunSpec, Result] = {}
+    def __init__(self, study: Study, cache: RunCache, workers: int | None = None, model_bytes: int = 0) -> None:
+        self.study, self.cache = study, cache
+        is_on_cpu = "device" not in study.settings
+        self.workers = workers or (count_cores() if is_on_cpu else 1)
+        self.runs = study.runs()
+        self.seconds = 0.0
+        """The computing time of all runs in this process and its workers."""
+        self._settings = json.dumps(study.run_settings, sort_keys=True)
+        self._pools: list[ProcessPoolExecutor] = []
+        # Weights, two moments and a gradient.
+        self.keeps_in_memory = 4 * model_bytes * len(self.runs) < MEMORY_SHARE * available_memory()
 
-    @property
-    def results(self) -> Results:
-        """The results so far, in the order of their specs."""
-        return Results(list(self._found.values()))
+    def forget(self) -> None:
+        """Delete the recorded scores of all runs and the encoded stream."""
+        for run in self.runs:
+            shutil.rmtree(self.cache.files(run).folder, ignore_errors=True)
+        shutil.rmtree(self.cache.stream_folder, ignore_errors=True)
 
-    @property
-    def missing(self) -> int:
-        """The number of runs without a result."""
-        return count_work(self.study, self.seeds)[0] - len(self._found)
+    def delete_checkpoints(self) -> None:
+        """Delete the checkpoints, which are not needed once the comparison is complete."""
+        for run in self.runs:
+            self.cache.files(run).checkpoint_path.unlink(missing_ok=True)
 
-    def run(self) -> None:
-        """Compute all missing runs.
+    def advance(self, runs: Sequence[Run], batch: int, events: int) -> Iterator[Advanced]:
+        """Advance runs to a number of batches, and yield the results in the order in which they end.
 
-        A failed run does not stop the others, but runs that depend on its result are not started.
-
-        Raises:
-            NoLearningRateError: If an arm diverged at every learning rate.
+        Args:
+            runs: The runs.
+            batch: The number of batches.
+            events: The number of events that the whole comparison may have to process, for all runs together.
         """
-        with _worker_pool(self.workers) as pool:
-            while True:
-                specs = run_specs(self.study, self.seeds, self.results)
-                new = [spec for spec in specs if spec not in self._found and spec not in self.failures]
-                if not new:
-                    break
-                to_compute = [spec for spec in new if self.force or not self._load(spec)]
-                # Seed by seed, so that paired results are shown as early as possible.
-                to_compute.sort(key=lambda spec: spec.seed % TUNING_SEEDS)
-                if len(to_compute) > 1 and count_workers(self._seconds_left(), self.workers) > 1:
-                    events = _compute_in(pool, to_compute, self.cache)
-                else:
-                    events = (_compute_run(self.cache, spec) for spec in to_compute)
-                for event in events:
-                    self._record(event)
-                # Results follow the order of the specs, whatever the order in which the runs ended.
-                self._found = {spec: self._found[spec] for spec in specs if spec in self._found}
-
-    def _load(self, spec: RunSpec) -> bool:
-        try:
-            result = self.cache.load(spec)
-        except DamagedResultError as error:
-            self.notify(RunEvent("damaged", spec, message=str(error)))
-            return False
-        if result is None:
-            return False
-        self._record(RunEvent("cached", spec, result))
-        return True
-
-    def _record(self, event: RunEvent) -> None:
-        if event.result is not None:
-            self._found[event.spec] = event.result
+        stream_folder = self.cache.stream_folder
+        tasks = [
+            Advance(run, self.cache.files(run).folder, stream_folder, self._settings, batch, self.keeps_in_memory)
+            for run in runs
+        ]
+        is_worth_workers = SECONDS_PER_EVENT * events > MIN_SECONDS_FOR_WORKERS
+        if self.workers > 1 and len(tasks) > 1 and (self._pools or is_worth_workers):
+            results = self._advance_in_workers(tasks)
         else:
-            self.failures[event.spec] = event.message
-        self.notify(event)
+            results = map(advance_run, tasks)
+        for result in results:
+            self.seconds += result.seconds
+            yield result
 
-    def _seconds_left(self) -> float:
-        passes = count_work(self.study, self.seeds)[1] - sum(map(run_length, self._found))
-        return SECONDS_PER_EVENT * (self.study.events or 0) * passes
+    def _advance_in_workers(self, tasks: Sequence[Advance]) -> Iterator[Advanced]:
+        if not self._pools:
+            # Forked processes could inherit locked mutexes of torch's threads.
+            context = get_context("spawn")
+            self._pools = [ProcessPoolExecutor(1, context, _start_worker) for _ in range(self.workers)]
+        futures: dict[Future[Advanced], Advance] = {}
+        for task in tasks:
+            pool = self._pools[self.runs.index(task.run) % len(self._pools)]
+            futures[pool.submit(advance_run, task)] = task
+        for future in as_completed(futures):
+            task = futures[future]
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                text = "a worker process ended unexpectedly, possibly because memory ran out"
+                yield Advanced(task.run, task.batch, failure=text)
 
-
-def count_workers(seconds: float, limit: int) -> int:
-    """Return how many processes to use for work of this duration: one if starting others would not pay."""
-    return limit if seconds > MIN_SECONDS_FOR_WORKERS else 1
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """End the worker processes, and forget the runs in memory, when the context is left."""
+        others = set(active_children())
+        try:
+            yield
+        finally:
+            for pool in self._pools:
+                pool.shutdown(wait=False, cancel_futures=True)
+            if self._pools:
+                for process in set(active_children()) - others:
+                    process.terminate()
+            for pool in self._pools:
+                pool.shutdown(wait=True)
+            self._pools = []
+            forget_runs()
 
 
 def count_cores() -> int:
@@ -211,30 +379,12 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool whose workers start with the first run; leaving the context ends them and unfinished runs."""
-    others = set(active_children())
-    # Forked processes could inherit locked mutexes of torch's threads.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
+def available_memory() -> float:
+    """Return the available memory in bytes; infinite if the system does not tell."""
     try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - others:
-            process.terminate()
-        pool.shutdown(wait=True)
-
-
-def _compute_in(pool: ProcessPoolExecutor, specs: Sequence[RunSpec], cache: RunCache) -> Iterator[RunEvent]:
-    """Compute runs in worker processes and yield their events in the order in which they end."""
-    futures = {pool.submit(_compute_run, cache, spec): spec for spec in specs}
-    for future in as_completed(futures):
-        try:
-            yield future.result()
-        except BrokenProcessPool:
-            message = "a worker process ended unexpectedly, possibly because memory ran out"
-            yield RunEvent("failed", futures[future], message=message)
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 def _start_worker() -> None:
@@ -248,70 +398,3 @@ def _exit_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-def _compute_run(cache: RunCache, spec: RunSpec) -> RunEvent:
-    from .run_arm import run_arm
-
-    try:
-        result = measure_run(run_arm, spec)
-        cache.save(result)
-    except Exception:
-        return RunEvent("failed", spec, message=traceback.format_exc())
-    return RunEvent("computed", spec, result)
-
-
-def measure_run(compute: Callable[[RunSpec], Outcome], spec: RunSpec) -> Result:
-    """Compute one run with one thread, and record its duration and peak memory.
-
-    Args:
-        compute: The function that computes the outcome.
-        spec: The spec of the run.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # without this file, the peak is that of the process since its start
-        Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    try:
-        outcome = compute(spec)
-    finally:
-        torch.set_num_threads(threads)
-    return Result(spec, outcome, current_provenance(time.perf_counter() - start))
-
-
-def current_provenance(seconds: float) -> Provenance:
-    """Return the provenance of a result that this process has just computed in this many seconds."""
-    import torch
-
-    import cadam
-
-    is_on_cuda = torch.cuda.is_available() and torch.cuda.max_memory_reserved() > 0
-    memory = torch.cuda.max_memory_reserved() if is_on_cuda else _peak_memory()
-    device = torch.cuda.get_device_name() if is_on_cuda else f"CPU, {processor_name()}"
-    versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    return Provenance(seconds, memory, device, {"python": platform.python_version(), **versions})
-
-
-def processor_name() -> str:
-    """Return the model of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
-
-
-def _peak_memory() -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,51 +1,58 @@
-"""The design of an A/B study: which runs it consists of, and which learning rates it compares the arms at.
-
-All arms meet the same events from the same initial weights. The first part of the stream is for tuning: each arm gets
-the learning rate with the lowest log loss there, under seeds that are used for nothing else. The arms are then compared
-on the rest of the stream.
-"""
+"""The design of an A/B comparison: its arms, learning rates, seeds and segments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
-from ..statistics.comparison import Better
-from ..statistics.learning_rates import RateChoice, choose_lr
-from .results import Results, RunSpec, evaluation_seeds, repeat_seeds, tuning_seeds
+MetricName = Literal["log_loss", "auc", "gauc"]
+METRICS: tuple[MetricName, ...] = get_args(MetricName)
+FIRST_SEGMENT = 10_000
+"""The number of events in the first segment of a stream."""
+SEGMENT_GROWTH = 1.5
+"""The end of each segment divided by that of the segment before."""
+MAX_ADDED_RATES = 4
+"""The number of learning rates that may be added at each end of the grid of an arm."""
 
-UNCHANGED = "as it is"
-"""The condition of the stream without any simulated change."""
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison: one optimizer at one learning rate under one seed."""
+
+    arm: str
+    lr: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm} at {self.lr:g}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """An A/B comparison: the arms, the data, and how the stream is divided."""
+    """An A/B comparison: the arms, the data, and how they are judged."""
 
-    name: str
     data: str
     arms: tuple[str, ...]
     """The optimizers, as `OptimizerSpec` reads them; the first is the baseline."""
+    model: str
     batch_size: int
-    model: str = "small DeepFM"
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    """The learning rates to choose from."""
-    tuning_seeds: int = 2
-    tuning_share: float = 0.2
-    """The share of the stream on which learning rates are chosen."""
+    """The learning rates of every arm. Further ones are added where the best rate is at an end."""
+    seeds: int = 5
+    metric: MetricName = "log_loss"
+    """The metric that the verdict is about."""
+    matters: float = 0.1
+    """The smallest difference of practical use: in percent of the log loss, or in points of AUC or GAUC."""
     blocks: int = 50
-    """The number of blocks of time that the measured part is divided into."""
-    events: int | None = None
-    """The number of events at the beginning of the stream that are used; None for all."""
-    simulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    """Simulated changes of the stream by condition, as settings of `run_arm.simulate`."""
+    """The number of blocks of time in which AUC and GAUC are measured."""
+    alpha: float = 0.05
+    """The probability of a wrong verdict, over all arms together."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Everything else that a result depends on, such as the schema and hashes of the data and the model."""
-    matters: float = 0.001
-    """The smallest difference of GAUC of practical use; arms that differ by less are equivalent."""
-    reference: str = ""
-    """The difference of GAUC that a paper reports, for studies that repeat one of a paper."""
+    """Everything else that a run depends on, such as the schema and hashes of the data and the model."""
 
     @property
     def baseline(self) -> str:
@@ -53,100 +60,47 @@ class Study:
         return self.arms[0]
 
     @property
-    def conditions(self) -> tuple[str, ...]:
-        """The conditions of the stream, beginning with the unchanged one."""
-        return (UNCHANGED, *self.simulated)
+    def is_per_event(self) -> bool:
+        """Whether events are learned one by one."""
+        return self.batch_size == 1
 
-    def spec(self, arm: str, lr: float, seed: int, condition: str = UNCHANGED, tuning: bool = False) -> RunSpec:
-        """Return the spec of one run of this study."""
-        settings = {
-            "events": self.events,
-            "batch_size": self.batch_size,
-            "tuning_share": self.tuning_share,
-            "blocks": self.blocks,
-            "tuning": tuning,
-            **self.simulated.get(condition, {}),
-            **self.settings,
-        }
-        return RunSpec(self.name, self.model, self.data, arm, lr, condition, seed, settings)
+    def runs(self) -> list[Run]:
+        """Return the runs that the comparison begins with."""
+        return [Run(arm, lr, seed) for seed in range(self.seeds) for lr in self.grid for arm in self.arms]
 
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """Everything that a run depends on besides its arm, learning rate and seed, as plain values."""
+        return {"data": self.data, "model": self.model, "batch_size": self.batch_size, "settings": dict(self.settings)}
 
-def tuning_specs(study: Study) -> list[RunSpec]:
-    """Return the runs that learning rates are chosen from."""
-    return [
-        study.spec(arm, lr, seed, tuning=True)
-        for arm in study.arms
-        for lr in study.grid
-        for seed in tuning_seeds(study.tuning_seeds)
-    ]
+    @property
+    def identity(self) -> str:
+        """A short hash that differs between comparisons with other data, models, arms, seeds or settings."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def evaluation_specs(study: Study, seeds: int, rates: Mapping[str, float]) -> list[RunSpec]:
-    """Return the runs that arms are compared by.
+def next_rate(rates: tuple[float, ...], upwards: bool) -> float:
+    """Return the learning rate that extends a grid at one end, by the ratio of the two rates there."""
+    low, high = list(pairwise(rates))[-1 if upwards else 0] if len(rates) > 1 else (1.0, 3.0)
+    rate = rates[-1] * high / low if upwards else rates[0] * low / high
+    return float(f"{rate:.2g}")
 
-    These are all arms under all conditions and seeds, the baseline under other seeds for the A/A noise floor, and the
-    learning rates that were not chosen, under one seed, to check the choice.
+
+def segment_ends(batch_ends: list[int]) -> list[int]:
+    """Return the numbers of batches at which all runs have got equally far and the comparison is judged.
+
+    The first segment ends after about `FIRST_SEGMENT` events, and each further end is `SEGMENT_GROWTH` times as many
+    events from the beginning, so that a decision is at most that much later than it could be.
 
     Args:
-        study: The study.
-        seeds: The number of seeds.
-        rates: The chosen learning rate of each arm.
+        batch_ends: The number of judged events after each batch.
     """
-    compared = [
-        study.spec(arm, rates[arm], seed, condition)
-        for condition in study.conditions
-        for seed in evaluation_seeds(seeds)
-        for arm in study.arms
-    ]
-    repeats = [study.spec(study.baseline, rates[study.baseline], seed) for seed in repeat_seeds(seeds)]
-    first_seed = evaluation_seeds(seeds)[0]
-    not_chosen = [study.spec(arm, lr, first_seed) for arm in study.arms for lr in study.grid if lr != rates[arm]]
-    return [*compared, *repeats, *not_chosen]
-
-
-def run_specs(study: Study, seeds: int, results: Results) -> Sequence[RunSpec]:
-    """Return the runs of a study as far as they are known from the results so far.
-
-    Args:
-        study: The study.
-        seeds: The number of seeds.
-        results: The results so far. The runs after tuning depend on the results of the tuning runs.
-    """
-    tuning = tuning_specs(study)
-    if len(results) < len(tuning):
-        return tuning
-    rates = {arm: choice.lr for arm, choice in choose_rates(study, results).items()}
-    return [*tuning, *evaluation_specs(study, seeds, rates)]
-
-
-def count_work(study: Study, seeds: int) -> tuple[int, float]:
-    """Return the number of runs of a study, and their total length in passes through the stream."""
-    tuning = tuning_specs(study)
-    evaluation = evaluation_specs(study, seeds, dict.fromkeys(study.arms, study.grid[0]))
-    return len(tuning) + len(evaluation), sum(map(run_length, [*tuning, *evaluation]))
-
-
-def run_length(spec: RunSpec) -> float:
-    """Return the share of the stream that a run meets."""
-    return float(spec.settings["tuning_share"]) if spec.settings["tuning"] else 1.0
-
-
-def choose_rates(study: Study, results: Results) -> dict[str, RateChoice]:
-    """Choose the learning rate of each arm: the lowest log loss on the tuning part."""
-    tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm).metric_by_rate("log_loss"), "lower") for arm in study.arms}
-
-
-def at_chosen_rates(study: Study, results: Results) -> Results:
-    """Return the results of evaluation seeds at the learning rates that were chosen."""
-    rates = {arm: choice.lr for arm, choice in choose_rates(study, results).items()}
-    return Results([result for result in results.tests() if result.spec.lr == rates[result.spec.optimizer]])
-
-
-def hindsight_rates(
-    study: Study, results: Results, metric: str = "log_loss", better: Better = "lower"
-) -> dict[str, RateChoice]:
-    """Choose the learning rates again, by a metric of the measured part under one seed."""
-    seed = min(result.spec.seed for result in results.tests())
-    tests = results.tests().where(condition=UNCHANGED, seed=seed)
-    return {arm: choose_lr(arm, tests.where(optimizer=arm).metric_by_rate(metric), better) for arm in study.arms}
+    ends, target = [], float(FIRST_SEGMENT)
+    for number, events in enumerate(batch_ends, 1):
+        if events >= target:
+            ends.append(number)
+            target = max(target, events) * SEGMENT_GROWTH
+    # A short last segment is part of the one before.
+    if ends and batch_ends[ends[-1] - 1] * 1.2 > batch_ends[-1]:
+        ends.pop()
+    return [*ends, len(batch_ends)]

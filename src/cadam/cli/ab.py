@@ -7,46 +7,39 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..ab.analysis import EXPLANATION, summarize
-from ..ab.evidence import MAIN_METRIC
-from ..ab.label_check import LabelCheck, explain_missing_gauc, has_gauc
+from ..ab.analysis import MIN_WARM_UP
+from ..ab.comparison import RunFailedError, compare
 from ..ab.report import palette
-from ..ab.report.as_json import summary_as_json
-from ..ab.report.console import report_problem, show_progress, summary_lines, wrap
-from ..ab.report.figures import study_figures, styled, svg
-from ..ab.report.page import Section, describe_cost, render_page
-from ..ab.report.scoreboard import Scoreboard
-from ..ab.run_arm import StreamParts
+from ..ab.report.console import result_lines, show_progress
+from ..ab.report.page import render_page
+from ..ab.result import Result, as_plain
 from ..ab.runner import RunCache, StudyRunner
-from ..ab.study import UNCHANGED, Study
-from ..ab.summary import Summary
+from ..ab.stream import EncodedStream, encode_stream
+from ..ab.study import Study
 from ..ab.text import join_words
-from ..ab.verdict import ACTIONS, Recommendation
+from ..ab.wording import action, headline, reasons, summary, warnings
 from ..atomic_write import replace_file
 from ..online import run_config
+from ..online.data import simulation
 from ..online.data.events import Batch
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.data.validation import check_columns
-from ..online.metrics.stream import as_clicks
 from ..online.models.model_file import OptimizerSpec
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
-from ..online.per_event import PerEventTraining
-from ..printable import printable, shell_word
-from ..statistics.learning_rates import NoLearningRateError
+from ..online.per_event import CHUNK_SIZE, PerEventTraining
+from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import default_batch_size
 from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
@@ -58,14 +51,6 @@ COUNT_INTERVAL = 10.0
 """Seconds between lines of progress while events are counted."""
 SHARED_OPTIONS = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden", "device")
 """Options about data and model that `cadam run` shares."""
-SCOREBOARD_METRICS = {MAIN_METRIC: "GAUC", "log_loss": "log loss"}
-NOTES = (
-    "GAUC is by impressions. Seeds change the initial weights; the events are the same in every run.",
-    "Every run meets the whole stream. It is measured after the first part, on which learning rates were chosen under "
-    "other seeds.",
-    "The confidence sequence is about the mean over blocks of the GAUC within each block, which differs from the GAUC "
-    "of all blocks together.",
-)
 
 
 class TooManyRejectedError(ValueError):
@@ -77,16 +62,11 @@ class Comparison:
     """A comparison as the command line asks for it."""
 
     study: Study
-    seeds: int
     schema: Schema
     resume_command: str
     """The command that continues the comparison."""
-
-    @property
-    def identity(self) -> str:
-        """A short hash that differs between comparisons with other data, models, settings or seeds."""
-        text = json.dumps([asdict(self.study), self.seeds], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+    model_bytes: int
+    """The size of the parameters of the model."""
 
     @property
     def title(self) -> str:
@@ -107,114 +87,92 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"--output {options.output}: the report is a page, so its name must end in .html")
         with redirect_stdout(messages):
             comparison = prepare(options)
-        folder = FOLDER / f"{run_config.short_name(comparison.study.data)}-{comparison.identity}"
-        output = options.output or folder / "report.html"
-        check_replaces_nothing(output, comparison)
-        check_file(output, "--output")
+            study = comparison.study
+            folder = FOLDER / f"{run_config.short_name(study.data)}-{study.identity}"
+            output = options.output or folder / "report.html"
+            check_replaces_nothing(output, comparison)
+            check_file(output, "--output")
+            cache = RunCache(options.cache, study)
+            runner = StudyRunner(study, cache, options.threads, comparison.model_bytes)
+            if options.force:
+                runner.forget()
+            stream = read_stream(comparison, cache, options)
     except ImportError as error:
         return fail("ab", error, NO_PACKAGE)
     except TooManyRejectedError as error:
         return fail("ab", error, FAILED)
     except (ValueError, OSError, AttributeError) as error:
         return fail("ab", error, USAGE)
-    cache = RunCache(options.cache)
-    runner = StudyRunner(comparison.study, comparison.seeds, cache, force=options.force, workers=options.threads)
-    summary = None
     try:
         with redirect_stdout(messages):
-            code = compute(runner, is_quiet=options.json)
-            if runner.missing == 0:
-                summary = summarize(comparison.study, runner.results)
-    except NoLearningRateError as error:
-        if has_gauc(runner.results):
-            return fail("ab", f"{error}; compare again with lower learning rates (--lr)", FAILED)
-        return fail("ab", explain_missing_gauc(comparison.study.data, comparison.schema.user), FAILED)
-    numbers = as_json(comparison, runner, summary, output, options)
+            result = compute(comparison, stream, runner, options)
+    except RunFailedError as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return fail("ab", "a run failed; the others have recorded their scores", FAILED)
+    except KeyboardInterrupt as error:
+        text = "interrupted: recorded scores are kept, and this command continues from there:"
+        print(f"{text}\n  {printable(comparison.resume_command)}", file=sys.stderr)
+        return interrupt_code(error)
+    runner.delete_checkpoints()
+    numbers = as_json(comparison, result, output, options)
     with redirect_stdout(messages):
         # The report is written before anything is printed, because the reader of the output may close it.
         try:
-            size = 0 if summary is None else write_report(comparison, runner, summary, numbers, output)
+            size = write_report(comparison, result, numbers, output)
         except OSError as error:
-            advice = "the results are cached, and the same command writes the report"
+            advice = "the scores are kept, and the same command writes the report"
             return fail("ab", f"the report cannot be written: {error}; {advice}", FAILED)
         if not options.json:
-            print("", *(_missing_lines(comparison, runner) if summary is None else summary_lines(summary)), sep="\n")
-        if summary is not None:
-            print(f"\nreport: {printable(output)} ({size / 1e6:.2f} MB)")
-            if commands := numbers["run"]:
-                print(f"to learn with {' or '.join(commands)} from now on, at the best learning rate:")
-                print("\n".join(f"  {line}" for line in commands.values()))
+            print("", *result_lines(result), sep="\n")
+        print(f"\nreport: {printable(output)} ({size / 1e6:.2f} MB)")
+        if numbers["run"]:
+            print(f"to learn with {result.recommended} from now on:\n  {numbers['run']}")
     if options.json:
         print(json.dumps(numbers, indent=1, allow_nan=False))
-    return code
+    return FAILED if any(pair.kind == "diverged" for pair in result.pairs) else DONE
 
 
-def compute(runner: StudyRunner, is_quiet: bool) -> int:
-    """Compute the missing runs, show their progress, and return the exit code."""
-    study, seeds = runner.study, runner.seeds
-    title = f"{' against '.join(study.arms)} on {study.data}: prequential evaluation"
-    board = Scoreboard(study.name, title, study.arms, SCOREBOARD_METRICS, UNCHANGED)
-    try:
-        if is_quiet:
-            runner.notify = report_problem
-            runner.run()
-        else:
-            with show_progress(study, seeds, board) as runner.notify:
-                runner.run()
-    except KeyboardInterrupt as error:
-        print("interrupted: finished runs are cached, and the same command continues from there", file=sys.stderr)
-        return interrupt_code(error)
-    return FAILED if runner.failures else DONE
+def compute(comparison: Comparison, stream: EncodedStream, runner: StudyRunner, options: argparse.Namespace) -> Result:
+    """Run the comparison, show its progress unless the output is JSON, and return the result."""
+    if options.json:
+        analysis = compare(comparison.study, stream, runner, full=options.full)
+    else:
+        with show_progress() as notify:
+            analysis = compare(comparison.study, stream, runner, full=options.full, notify=notify)
+    return analysis.result(runner.seconds)
 
 
-def _missing_lines(comparison: Comparison, runner: StudyRunner) -> list[str]:
-    failed = f", {len(runner.failures)} of them failed" if runner.failures else ""
-    lines = wrap("  ", f"incomplete: {runner.missing} runs are missing{failed}; this command continues:")
-    return [*lines, f"  {comparison.resume_command}"]
-
-
-def as_json(
-    comparison: Comparison, runner: StudyRunner, summary: Summary | None, output: Path, options: argparse.Namespace
-) -> dict[str, Any]:
+def as_json(comparison: Comparison, result: Result, output: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that is known about a comparison, for JSON."""
-    recommendations = () if summary is None else summary.recommendations
+    verdicts = [
+        {
+            "arm": pair.arm,
+            "action": action(pair, result),
+            "headline": headline(pair, result),
+            "summary": summary(pair, result),
+            "reasons": reasons(pair, result),
+        }
+        for pair in result.pairs
+    ]
     return {
-        "identity": comparison.identity,
-        "command": comparison.resume_command,
-        "run": learning_commands(options, comparison.study, recommendations),
-        "report": str(output),
-        "experiment": comparison.study.name,
+        "identity": comparison.study.identity,
         "title": comparison.title,
-        "seeds": comparison.seeds,
-        "complete": summary is not None,
-        "runs": len(runner.results),
-        "failed": [str(spec) for spec in runner.failures],
-        "seconds": runner.results.seconds,
-        **({} if summary is None else summary_as_json(summary)),
+        "command": comparison.resume_command,
+        "run": learning_command(options, comparison.study, result),
+        "report": str(output),
+        "recommended": result.recommended,
+        "verdicts": verdicts,
+        "warnings": warnings(result),
+        "ranking": result.ranking,
+        "judged_events": result.judged_events,
+        "complete": result.is_complete,
+        **as_plain(result),
     }
 
 
-def write_report(
-    comparison: Comparison, runner: StudyRunner, summary: Summary, numbers: Mapping[str, Any], output: Path
-) -> int:
+def write_report(comparison: Comparison, result: Result, numbers: Mapping[str, Any], output: Path) -> int:
     """Write the page, its numbers and the schema; return the size of the page in bytes."""
-    study, results = comparison.study, runner.results
-    figures = styled(partial(study_figures, study, results))
-    section = Section(
-        name=study.name,
-        title=comparison.title,
-        description=f"{study.events:,} events, predicted by the model {study.model} before it learns from them.",
-        command=comparison.resume_command,
-        facts=describe_cost(results, "runs"),
-        explanation=EXPLANATION,
-        summary=summary,
-        figures={
-            caption: svg(figure, f"{study.name}-{number}", caption)
-            for number, (caption, figure) in enumerate(figures.items(), 1)
-        },
-        notes=NOTES,
-    )
-    page = render_page(comparison.title, section).encode()
+    page = render_page(comparison.title, comparison.study, result, comparison.resume_command, numbers["run"]).encode()
     output.parent.mkdir(parents=True, exist_ok=True)
     schema_path = output.with_suffix(".schema.json")
     if not _has_schema(schema_path, comparison.schema):
@@ -232,7 +190,7 @@ def check_replaces_nothing(output: Path, comparison: Comparison) -> None:
         if path.resolve() in data:
             raise ValueError(f"{path} is the data, and would be replaced by the report: choose another --output")
     try:
-        is_same = json.loads(numbers_path.read_text(encoding="utf-8"))["identity"] == comparison.identity
+        is_same = json.loads(numbers_path.read_text(encoding="utf-8"))["identity"] == comparison.study.identity
     except (OSError, ValueError, KeyError, TypeError):
         is_same = False
     if is_same:
@@ -255,57 +213,52 @@ def _has_schema(path: Path, schema: Schema) -> bool:
 
 
 def prepare(options: argparse.Namespace) -> Comparison:
-    """Check the options, count the events, and return the comparison.
+    """Check the options and return the comparison.
 
     Raises:
         ValueError: If an option or the data does not fit.
     """
     uri = run_config.data_uri(options)
     if uri.partition(":")[2] == "-":
-        raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
-    arms, grid = _parse_arms(options.arms), tuple(dict.fromkeys(map(_parse_rate, options.lr.split(","))))
+        raise ValueError("standard input can be read only once, and an A/B may have to read it again: use a file")
+    arms, grid = _parse_arms(options.arms), tuple(sorted(set(map(_parse_rate, options.lr.split(",")))))
     if not 0 <= options.matters < math.inf:
         raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
     config = run_config.read_config(options)
     schema = config.schema
     simulated = _simulated_changes(options, schema)
-    source = open_source(uri, schema, batch_size=options.batch_size, patience=None)
-    check_columns(source, schema)
+    check_columns(open_source(uri, schema, batch_size=options.batch_size, patience=None), schema)
     model = config.build_model()
-    for arm in arms if options.batch_size == 1 else ():
-        compiled = PerEventTraining.create(model, OptimizerSpec.parse(arm).build(model, grid[0]), config.loss)
+    for arm in arms:
+        optimizer = OptimizerSpec.parse(arm).build(model, grid[0])
+        compiled = PerEventTraining.create(model, optimizer, config.loss) if options.batch_size == 1 else None
         if isinstance(compiled, str):
             print(f"{arm} learns {compiled}; that is hundreds of times slower than compiled code")
-    events = _count_events(source, uri, schema, options)
-    if schema.user is None:
+    if schema.user is None and options.metric == "gauc":
         print("the schema has no user: GAUC is then the AUC of all events together")
-    rates = f"{len(grid)} learning rates" if len(grid) > 1 else f"a learning rate of {grid[0]:g}"
-    print(
-        f"{events:,} events. {' and '.join(arms)} run at {rates} on the first {options.tuning_share:.0%}, then on all "
-        f"events under {options.seeds} seeds. To be quicker: --events N, --seeds N, or fewer --lr"
-    )
     model_file = config.model.rpartition(":")[0]
     study = Study(
-        name=f"ab-{hashlib.sha256(f'{config.model} {uri}'.encode()).hexdigest()[:8]}",
         data=uri,
-        model=config.model,
         arms=arms,
+        model=config.model,
         batch_size=options.batch_size,
         grid=grid,
-        tuning_share=options.tuning_share,
+        seeds=options.seeds,
+        metric=options.metric,
+        matters=options.matters,
         blocks=options.blocks,
-        events=events,
-        simulated=simulated,
         settings={
             "schema": schema.settings(),
+            "events": options.events,
+            **simulated,
             **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
             "data": _digest(_data_files(uri)),
-            # Other devices add numbers in another order, so results on the CPU are not those on CUDA.
+            # Other devices add numbers in another order, so scores on the CPU are not those on CUDA.
             **({} if config.device is None or config.device.type == "cpu" else {"device": str(config.device)}),
         },
-        matters=options.matters,
     )
-    return Comparison(study, options.seeds, schema, resume_command(options, uri))
+    model_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    return Comparison(study, schema, resume_command(options, uri), model_bytes)
 
 
 def _parse_arms(text: str) -> tuple[str, ...]:
@@ -330,73 +283,145 @@ def _parse_rate(text: str) -> float:
     return rate
 
 
-def _simulated_changes(options: argparse.Namespace, schema: Schema) -> dict[str, Mapping[str, Any]]:
-    if not 0 < options.tuning_share < 1:
-        raise ValueError(f"--tuning-share must be between 0 and 1, got {options.tuning_share:g}")
+def _simulated_changes(options: argparse.Namespace, schema: Schema) -> dict[str, Any]:
+    """Return the simulated changes of the stream, as settings."""
     if options.delay is not None and not options.delay > 0:
         raise ValueError(f"--delay must be above 0, got {options.delay:g}")
-    simulated: dict[str, Mapping[str, Any]] = {}
+    simulated: dict[str, Any] = {}
     if options.change is not None:
         sizes = {name: kind.size for name, kind in schema.kinds.items() if kind.size and not kind.length}
         if options.change not in sizes:
             raise ValueError(
                 f"--change needs a categorical feature, got {options.change!r}; there are {', '.join(sizes)}"
             )
-        blocks = [options.blocks // 3, 2 * options.blocks // 3]
-        simulated[f"with a change of {options.change}"] = {"change": {"feature": options.change, "blocks": blocks}}
+        simulated["change"] = {"feature": options.change, "size": sizes[options.change]}
     if options.noise is not None:
-        simulated[f"with {options.noise:.0%} label noise"] = {"noise": options.noise}
+        simulated["noise"] = options.noise
     if options.delay is not None:
-        simulated[f"with labels delayed by {options.delay:g}"] = {"delay": options.delay}
+        simulated["delay"] = options.delay
     return simulated
 
 
-def _count_events(source: Source, uri: str, schema: Schema, options: argparse.Namespace) -> int:
-    """Count the events that are used, and check their labels.
-
-    The stream is read as far as `--events` needs.
+def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Namespace) -> EncodedStream:
+    """Read and encode the stream, unless the cache has it.
 
     Raises:
         TooManyRejectedError: If no event can be used, or more are rejected than `--max-rejected` allows.
-        ValueError: If labels are not 0 or 1, or there are too few events or labels.
+        ValueError: If labels are not 0 or 1, or there are too few of them.
     """
-    events, first_reject, last_print = 0, "", time.monotonic()
-    reasons: Counter[str] = Counter()
-    label_check = LabelCheck()
-    for batch in source:
-        if options.events is not None and events >= options.events:
-            break
-        if time.monotonic() - last_print > COUNT_INTERVAL:
-            last_print = time.monotonic()
-            print(f"counting events: {events:,} so far; --events N uses only the first N", flush=True)
-        if not isinstance(batch, Batch):
-            continue
-        events += 0 if batch.events is None else len(batch.events)
-        reasons.update(generalize_reason(record.reason) for record in batch.rejected)
-        if batch.rejected and not first_reject:
-            first_reject = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
-        for part in (batch.events, batch.labels):
-            if part is not None and part.labels is not None:
-                as_clicks(part.labels[~np.isnan(part.labels)], f"GAUC, which decides the A/B on {uri}")
-        label_check.update(batch)
-        if events + reasons.total() >= EVENTS_PER_CHECK and reasons.total() > events:
-            break  # most events are rejected, so the rest is not worth reading
-    if reasons and not events:
-        raise TooManyRejectedError(f"none of {reasons.total():,} events of {uri} can be used; {first_reject}")
-    if rejected := reasons.total():
-        share = rejected_share(rejected, events)
-        text = f"{rejected:,} of {events + rejected:,} events ({share:.1%}) of {uri} cannot be used"
-        if share > options.max_rejected:
-            advice = suggest_fix(reasons, schema)
-            raise TooManyRejectedError(
-                f"{text}: {format_reasons(reasons)}; {first_reject}. {advice[:1].upper()}{advice[1:]}"
+    study, folder = comparison.study, cache.stream_folder
+    # Data that are not in files may have changed since they were encoded.
+    if EncodedStream.is_complete(folder) and _data_files(study.data):
+        stream = EncodedStream(folder)
+    else:
+        reader = StreamReader(comparison, options)
+        try:
+            stream = encode_stream(reader.batches(), folder, study.is_per_event)
+        except BaseException:
+            _remove_stream(folder, options.cache)
+            raise
+        reader.report_rejected()
+    judged = stream.judged
+    if len(judged.labels) < 2 * MIN_WARM_UP or not 0 < judged.labels.mean() < 1:
+        kinds = (
+            "both kinds of label" if len(judged.labels) >= 2 * MIN_WARM_UP else f"{2 * MIN_WARM_UP:,} labeled events"
+        )
+        _remove_stream(folder, options.cache)
+        raise ValueError(f"an A/B needs {kinds}; {study.data} has {len(judged.labels):,} labeled events. Check --label")
+    runs = len(study.arms) * len(study.grid) * study.seeds
+    print(
+        f"{stream.events:,} events. {join_words(study.arms)} run at {len(study.grid)} learning rates under "
+        f"{study.seeds} seeds ({runs} runs) until there is a verdict. To be quicker: --events N, --seeds N, fewer --lr"
+    )
+    return stream
+
+
+def _remove_stream(folder: Path, cache: Path) -> None:
+    """Remove an encoded stream, and the folders of the cache if they are empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()
+        cache.rmdir()
+
+
+class StreamReader:
+    """Reads the stream of a comparison and counts what cannot be used.
+
+    Args:
+        comparison: The comparison.
+        options: The options of the command.
+    """
+
+    def __init__(self, comparison: Comparison, options: argparse.Namespace) -> None:
+        self.comparison, self.options = comparison, options
+        self.events, self.first_reject = 0, ""
+        self.reasons: Counter[str] = Counter()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of the stream, with its simulated changes, up to `--events`.
+
+        Raises:
+            TooManyRejectedError: If most of the first events are rejected.
+        """
+        study, options = self.comparison.study, self.options
+        limit = math.inf if options.events is None else options.events
+        size = CHUNK_SIZE if study.is_per_event and self.comparison.schema.id is None else options.batch_size
+        last_print = time.monotonic()
+        for batch in self._open(size):
+            if self.events >= limit:
+                break
+            if time.monotonic() - last_print > COUNT_INTERVAL:
+                last_print = time.monotonic()
+                print(f"reading: {self.events:,} events so far; --events N uses only the first N", flush=True)
+            if not isinstance(batch, Batch):
+                continue
+            self.reasons.update(generalize_reason(record.reason) for record in batch.rejected)
+            if batch.rejected and not self.first_reject:
+                self.first_reject = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
+            if batch.events is not None and study.is_per_event and self.events + len(batch.events) > limit:
+                batch = replace(batch, events=batch.events.take(slice(int(limit) - self.events)))
+            self.events += 0 if batch.events is None else len(batch.events)
+            yield replace(batch, rejected=[])
+            if self.events + self.reasons.total() >= EVENTS_PER_CHECK and self.reasons.total() > self.events:
+                break  # most events are rejected, so the rest is not worth reading
+        self._check_rejected()
+
+    def _open(self, size: int) -> Source:
+        study, settings = self.comparison.study, self.comparison.study.settings
+        source = open_source(study.data, self.comparison.schema, batch_size=size, patience=None)
+        if change := settings.get("change"):
+            events = self.options.events or sum(
+                len(batch.events) for batch in source if isinstance(batch, Batch) and batch.events is not None
             )
-        print(printable(f"{text} and are left out: {format_reasons(reasons)}; {first_reject}"))
-    if options.events is not None:
-        events = min(events, -(-options.events // options.batch_size) * options.batch_size)
-    sizes = {"batch_size": options.batch_size, "tuning_share": options.tuning_share, "blocks": options.blocks}
-    label_check.check(uri, schema.user, StreamParts.of(events, sizes))
-    return events
+            source = open_source(study.data, self.comparison.schema, batch_size=size, patience=None)
+            times = [events // 3, 2 * events // 3]
+            source = simulation.SuddenChange(source, change["feature"], change["size"], times)
+        if noise := settings.get("noise"):
+            source = simulation.LabelNoise(source, noise)
+        if delay := settings.get("delay"):
+            source = simulation.LabelDelay(source, delay)
+        return source
+
+    def _check_rejected(self) -> None:
+        uri, rejected = self.comparison.study.data, self.reasons.total()
+        if rejected and not self.events:
+            raise TooManyRejectedError(f"none of {rejected:,} events of {uri} can be used; {self.first_reject}")
+        if rejected_share(rejected, self.events) > self.options.max_rejected:
+            advice = suggest_fix(self.reasons, self.comparison.schema)
+            raise TooManyRejectedError(f"{self._rejected_text()}. {advice[:1].upper()}{advice[1:]}")
+
+    def _rejected_text(self) -> str:
+        rejected = self.reasons.total()
+        share = rejected_share(rejected, self.events)
+        return (
+            f"{rejected:,} of {self.events + rejected:,} events ({share:.1%}) of {self.comparison.study.data} cannot "
+            f"be used: {format_reasons(self.reasons)}; {self.first_reject}"
+        )
+
+    def report_rejected(self) -> None:
+        """Print how many events were left out, and why."""
+        if self.reasons:
+            print(printable(f"left out: {self._rejected_text()}"))
 
 
 def resume_command(options: argparse.Namespace, uri: str) -> str:
@@ -411,27 +436,14 @@ def resume_command(options: argparse.Namespace, uri: str) -> str:
     return " ".join(["cadam ab", *map(shell_word, words)])
 
 
-def learning_commands(
-    options: argparse.Namespace, study: Study, recommendations: Sequence[Recommendation]
-) -> dict[str, str]:
-    """Return, by optimizer, the `cadam run` command that learns with a recommended optimizer at its learning rate.
-
-    If no arm is better than the baseline, these are the baseline and all arms that may be as good. There are none if
-    runs diverged.
-    """
-    usable = [each for each in recommendations if each.verdict.kind != "diverged"]
-    better = [each.verdict.arm for each in usable if each.action == ACTIONS["better"]]
-    as_good = [each.verdict.arm for each in usable if each.action != ACTIONS["worse"]]
-    rates = {name: rate for each in usable for name, rate in each.values["learning_rates_to_use"].items()}
-    names = better or [*as_good, *([study.baseline] if usable else [])]
-    # Several runs need several folders: a run does not resume from the checkpoint of another optimizer.
-    folder = f"runs/{run_config.short_name(study.data)}-" if len(names) > 1 else ""
-    folders = {name: folder and folder + re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names}
-    return {name: _run_command(options, study.data, name, rates[name], folders[name]) for name in names}
+def learning_command(options: argparse.Namespace, study: Study, result: Result) -> str:
+    """Return the `cadam run` command that learns with the recommended arm; empty if runs diverged."""
+    rate = result.arm(result.recommended).rate_to_use
+    return _run_command(options, study.data, result.recommended, rate) if math.isfinite(rate) else ""
 
 
-def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: float, folder: str) -> str:
-    """Return the `cadam run` command for the same data and model; an empty folder stands for the default."""
+def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: float) -> str:
+    """Return the `cadam run` command for the same data and model."""
     is_own_model = options.model is not None and ":" in options.model
     values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS}
     if options.batch_size != default_batch_size(is_own_model):
@@ -440,7 +452,7 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
         values["max_rejected"] = options.max_rejected
     if optimizer != "CAdam":
         values["optimizer"] = optimizer
-    values |= {"lr": f"{lr:g}", "checkpoint": folder or None}
+    values["lr"] = f"{lr:g}"
     words = [options.place] if options.place is not None else ["--data", uri]
     for name, value in values.items():
         if value is not None:

@@ -18,12 +18,12 @@ from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, TERMINATED, UNREA
 
 MAX_REJECTED = 0.01
 """The default of `--max-rejected`. A test compares it with that of `cadam run`."""
-MATTERS = 0.001
+MATTERS = 0.1
 """The default of `--matters`. A test compares it with that of `Study`."""
 EXIT_CODES = {
-    DONE: "the comparison is complete",
-    FAILED: "a run failed, an optimizer diverged at every learning rate, no GAUC could be measured, or more than "
-    "--max-rejected was rejected; finished runs are cached",
+    DONE: "there is a result",
+    FAILED: "a run failed, an optimizer diverged at every learning rate, or more than "
+    "--max-rejected was rejected; recorded scores are kept",
     USAGE: "the command is invalid, the data is missing or does not fit, or a folder cannot be written to; nothing was "
     "computed",
     NO_PACKAGE: "a package is missing; nothing was computed",
@@ -40,22 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_study_arguments(parser)
     add = parser.add_argument
+    add("--full", action="store_true", help="continue to the end of the stream after the verdict")
     add("--seeds", type=positive_int, default=5, metavar="N", help="number of seeds of each arm (default: 5)")
     add(
         "--cache",
         type=Path,
         default=Path(os.environ.get("CADAM_CACHE", "results/cache")),
         metavar="FOLDER",
-        help="the folder of the results of runs (default: $CADAM_CACHE, or results/cache)",
+        help="the folder of the encoded stream and of the scores of runs (default: $CADAM_CACHE, or results/cache)",
     )
     add(
         "--threads",
         type=positive_int,
         metavar="N",
-        help="runs at the same time, each with one thread; the results do not depend on it (default: all cores)",
+        help="processes, each with one thread; the results do not depend on it (default: all cores)",
     )
-    add("--force", action="store_true", help="compute runs again that are in the cache")
-    add("--json", action="store_true", help="print only the recommendation and all numbers, as JSON")
+    add("--force", action="store_true", help="read the data and compute all runs again")
+    add("--json", action="store_true", help="print only the verdict and all numbers, as JSON")
     add(
         "--output",
         type=Path,
@@ -80,27 +81,33 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr",
         default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1",
         metavar="X,Y,...",
-        help="learning rates to choose from (default: %(default)s)",
+        help="learning rates of every arm; further ones are added where the best is at an end (default: %(default)s)",
     )
     add("--batch-size", type=positive_int, default=256, metavar="N", help="events per step (default: 256)")
     add("--events", type=positive_int, metavar="N", help="use the first N events, in whole batches (default: all)")
     add(
-        "--tuning-share",
-        type=float,
-        default=0.2,
-        metavar="X",
-        help="share of the stream on which learning rates are chosen (default: 0.2)",
+        "--metric",
+        choices=("log_loss", "auc", "gauc"),
+        default="log_loss",
+        help="the metric of the verdict; AUC and GAUC are measured in blocks of time (default: log_loss)",
     )
-    add("--blocks", type=positive_int, default=50, metavar="N", help="number of blocks of time (default: 50)")
+    add(
+        "--blocks",
+        type=positive_int,
+        default=50,
+        metavar="N",
+        help="number of blocks of time for --metric auc and gauc (default: 50)",
+    )
     add(
         "--matters",
         type=float,
         default=MATTERS,
         metavar="X",
-        help="smallest difference of GAUC of practical use; arms within it are equivalent (default: %(default)s)",
+        help="smallest difference of practical use, in percent of the log loss or in points of AUC or GAUC; arms "
+        "within it are equivalent (default: %(default)s)",
     )
     add_max_rejected_argument(parser, MAX_REJECTED)
-    simulated = parser.add_argument_group("simulated changes, as further conditions beside the unchanged stream")
+    simulated = parser.add_argument_group("simulated changes of the stream")
     simulated.add_argument(
         "--change", metavar="FEATURE", help="the values of this feature are exchanged at two points in time"
     )

@@ -4,7 +4,7 @@ import logging
 
 from ..checkpoint_files import DamagedCheckpointError
 from ..printable import escape_log_record
-from ..statistics.confidence_sequence import ConfidenceSequence
+from ..statistics.sequential import ConfidenceSequence
 from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
 from .data.simulation import LabelDelay, LabelNoise, SuddenChange

@@ -1,4 +1,4 @@
-"""A mean with its 95% interval, by Student's t distribution."""
+"""A mean with its interval, by Student's t distribution."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ class Interval:
         return f"{self.mean:{spec}}{ends}"
 
 
-def interval(values: Sequence[float] | Array, weights: Sequence[float] | Array | None = None) -> Interval:
-    """Return the mean of independent values with its 95% interval.
+def interval(
+    values: Sequence[float] | Array, weights: Sequence[float] | Array | None = None, confidence: float = 0.95
+) -> Interval:
+    """Return the mean of independent values with its interval, by Student's t distribution.
 
     With weights, the mean is sum(w x) / sum(w), and its variance is that of a ratio by the delta method. The degrees of
     freedom follow from Kish's effective sample size sum(w)^2 / sum(w^2), because few heavy values carry less
@@ -84,6 +86,7 @@ def interval(values: Sequence[float] | Array, weights: Sequence[float] | Array |
     Args:
         values: The values.
         weights: One positive weight per value.
+        confidence: The probability that the interval contains the true mean.
 
     Raises:
         ValueError: If a weight is not positive.
@@ -103,5 +106,5 @@ def interval(values: Sequence[float] | Array, weights: Sequence[float] | Array |
     if effective < 2 - 1e-9:  # the tolerance is for rounding errors in sums of two equal weights
         return Interval(mean, math.nan, math.nan, count)
     degrees = min(round(effective) - 1, MAX_DEGREES)
-    half_width = t_quantile(0.95, degrees) * error * math.sqrt(effective / (effective - 1))
+    half_width = t_quantile(confidence, degrees) * error * math.sqrt(effective / (effective - 1))
     return Interval(mean, mean - half_width, mean + half_width, count)

@@ -1,4 +1,4 @@
-"""The figures of an A/B study, and their conversion to SVG for a page."""
+"""The figures of an A/B, and their conversion to SVG for a page."""
 
 from __future__ import annotations
 
@@ -9,134 +9,136 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...statistics.intervals import Array
-from ...statistics.learning_rates import RateChoice
-from ..evidence import MAIN_METRIC, METRIC_NAMES, Evidence, collect_evidence
-from ..results import Results
-from ..study import UNCHANGED, Study, at_chosen_rates, choose_rates, hindsight_rates
+from ..result import METRIC_NAMES, UNITS, Result
 from . import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_NAME_LENGTH = 16
-"""If the name of an arm is longer, one legend below the figure serves all panels."""
-MAX_RELATIVE_LOSS = 1.4
-"""The panel of learning rates shows log losses up to this multiple of the lowest; the worst rates are far above."""
+SIZE = (5.2, 3.3)
+"""The size of a figure in inches: readable on a phone without scrolling."""
+MAX_RELATIVE_LOSS = 1.25
+"""Learning rates are shown up to this multiple of the lowest log loss; the worst ones are far above."""
 
 
-def study_figures(study: Study, results: Results) -> Mapping[str, Figure]:
-    """Draw the figures of a study.
-
-    Returns:
-        The figures by caption: the arms along the stream, their difference with the confidence sequence, the learning
-        rates, and one figure for each simulated change.
-    """
-    from matplotlib.figure import Figure
-
-    tests = at_chosen_rates(study, results)
-    colors = palette.arm_colors(study.arms)
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    stream_panel, sequence_panel, rate_panel = figure.subplots(1, 3, width_ratios=(3, 3, 2))
-    for arm in study.arms:
-        curve = tests.where(optimizer=arm, condition=UNCHANGED).curve("auc").mean(0)
-        stream_panel.plot(_smooth(curve), color=colors[arm], label=arm, lw=1.2)
-    stream_panel.set(xlabel="block of time", ylabel="AUC, mean of five blocks", title="Along the stream")
-    _draw_rates(rate_panel, choose_rates(study, results), hindsight_rates(study, results), colors)
-    baseline = tests.where(optimizer=study.baseline, condition=UNCHANGED)
-    pairs = {"A/A": (results.repeats(), palette.TARGET)}
-    for arm in study.arms[1:]:
-        pairs[f"{arm} - {study.baseline}"] = tests.where(optimizer=arm, condition=UNCHANGED), colors[arm]
-    _draw_sequences(
-        sequence_panel,
-        {name: (collect_evidence(runs, baseline, MAIN_METRIC), color) for name, (runs, color) in pairs.items()},
-    )
-    if max(map(len, study.arms)) > MAX_NAME_LENGTH:
-        figure.legend(*stream_panel.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    else:
-        stream_panel.legend(loc="best")
-        if sequence_panel.get_legend_handles_labels()[0]:
-            sequence_panel.legend(loc="best")
-    figures = {
-        "Left: the AUC of predictions before their events are learned, mean over seeds. Middle: the difference after "
-        "each block, with its confidence sequence; gray is the baseline compared with itself. Right: the log loss by "
-        "learning rate, on the tuning part (ring: chosen) and, dotted, on the measured part.": figure
-    }
-    for condition, change in study.simulated.items():
-        if "change" in change:
-            caption = (
-                f"{condition[0].upper()}{condition[1:]}: the log loss minus that of the same events without the "
-                "change, mean over seeds. Dotted: the change."
-            )
-            figures[caption] = _change_figure(study, tests, condition, colors)
+def result_figures(result: Result) -> Mapping[str, Figure]:
+    """Draw the figures of a result, by caption."""
+    colors = palette.arm_colors([arm.name for arm in result.arms])
+    figures: dict[str, Figure] = {}
+    name, unit = METRIC_NAMES[result.metric], UNITS[result.metric].strip()
+    unit = f"% of the {name}" if unit == "%" else unit
+    if any(pair.curve.events for pair in result.pairs):
+        figure, axes = _figure("Difference so far", f"difference, {unit}")
+        _draw_difference(axes, result, colors)
+        better = "Below 0, the arm is better" if result.metric == "log_loss" else "Above 0, the arm is better"
+        figures[
+            f"The mean difference of the {name} so far, arm minus {result.arms[0].name}, with its confidence sequence. "
+            f"{better}. A dotted line marks the moment of the verdict."
+        ] = figure
+    figure, axes = _figure("Log loss by learning rate", "log loss", "learning rate")
+    _draw_rates(axes, result, colors)
+    figures[
+        "The log loss at each learning rate over all judged events; a ring marks the best one in hindsight. Dashed: "
+        "the arm itself, which chooses its rate along the stream."
+    ] = figure
+    if result.period_ends:
+        figure, axes = _figure("Periods", "difference, % of the log loss")
+        _draw_periods(axes, result, colors)
+        figures["The difference of the log loss in each period. Below 0, the arm is better."] = figure
+        for arm in result.arms:
+            figure, axes = _figure(f"{arm.name}: rates along the stream", "log loss minus the arm's own, %")
+            _draw_rate_curves(axes, result, arm.name, colors[arm.name])
+            figures[
+                f"The log loss of {arm.name} at each learning rate in each period, minus that of the arm itself. The "
+                "stronger the color, the higher the rate. Below 0, another choice of the rate would have been better."
+            ] = figure
     return figures
 
 
-def _draw_rates(
-    axes: Axes, chosen: Mapping[str, RateChoice], hindsight: Mapping[str, RateChoice], colors: Mapping[str, str]
-) -> None:
-    for arm, choice in chosen.items():
-        axes.plot(list(choice.means), list(choice.means.values()), "o-", ms=4, color=colors[arm])
-        axes.plot(choice.lr, choice.means[choice.lr], "o", ms=10, mfc="none", color=colors[arm])
-        later = hindsight[arm].means
-        axes.plot(list(later), list(later.values()), "x:", ms=4, lw=1, color=colors[arm])
-    choices = [*chosen.values(), *hindsight.values()]
-    rates = sorted({lr for choice in choices for lr in choice.means})
-    lowest = min(min(choice.means.values()) for choice in choices)
-    axes.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Learning rates (ring: chosen)")
-    axes.set_xticks(rates, [f"{lr:g}" for lr in rates], rotation=45)
-    axes.minorticks_off()
-    axes.set_ylim(0.95 * lowest, MAX_RELATIVE_LOSS * lowest)
+def _figure(title: str, ylabel: str, xlabel: str = "events") -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    if xlabel == "events":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_number(value)))
+    return figure, axes
 
 
-def _draw_sequences(axes: Axes, sequences: Mapping[str, tuple[Evidence | None, str]]) -> None:
-    """Draw the mean difference so far with its confidence sequence, for each comparison that has one."""
+def _short_number(value: float) -> str:
+    """Format a number of events with k or M."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
+
+
+def _draw_difference(axes: Axes, result: Result, colors: Mapping[str, str]) -> None:
     reach = 0.0
-    for name, (evidence, color) in sequences.items():
-        if evidence is None:
+    for pair in result.pairs:
+        rows = [row for row in zip(*vars(pair.curve).values(), strict=True) if math.isfinite(row[2])]
+        if not rows:
             continue
-        checks = np.flatnonzero(np.isfinite(evidence.low)) + 1
-        if len(checks):
-            mean = np.cumsum(evidence.by_block) / np.arange(1, len(evidence.by_block) + 1)
-            axes.plot(checks, mean[checks - 1], color=color, lw=1.2, label=name)
-            low, high = evidence.low[checks - 1], evidence.high[checks - 1]
-            axes.fill_between(checks, low, high, color=color, alpha=0.2, lw=0)
-        end = evidence.sequence
-        if math.isfinite(end.low):
-            reach = max(reach, abs(end.mean) + 3 * end.half_width)
+        events, mean, low, high = zip(*rows, strict=True)
+        axes.plot(events, mean, color=colors[pair.arm], lw=1.5, label=pair.arm)
+        axes.fill_between(events, low, high, color=colors[pair.arm], alpha=0.2, lw=0)
+        reach = max(reach, abs(mean[-1]) + 3 * (high[-1] - low[-1]) / 2)
+        if pair.decided_at is not None:
+            axes.axvline(pair.decided_at, color=colors[pair.arm], lw=1, ls=":")
+    axes.axhline(0, color=palette.INK, lw=0.8)
     if reach > 0:
         axes.set_ylim(-reach, reach)  # the first checks are too wide to show
-    if not axes.lines:
-        axes.text(0.5, 0.6, "too few blocks", transform=axes.transAxes, ha="center", color=palette.MUTED)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best")
+
+
+def _draw_rates(axes: Axes, result: Result, colors: Mapping[str, str]) -> None:
+    lowest = math.inf
+    rates: set[float] = set()
+    for arm in result.arms:
+        points = {lr: loss for lr, loss in arm.loss_by_rate.items() if math.isfinite(loss)}
+        if not points:
+            continue
+        axes.plot(list(points), list(points.values()), "o-", ms=4, lw=1.2, color=colors[arm.name], label=arm.name)
+        axes.plot(arm.best_rate, arm.loss_at_best_rate, "o", ms=10, mfc="none", color=colors[arm.name])
+        axes.axhline(arm.metrics["log_loss"], color=colors[arm.name], lw=1, ls="--")
+        lowest = min(lowest, arm.loss_at_best_rate, arm.metrics["log_loss"])
+        rates |= set(points)
+    if math.isfinite(lowest):
+        axes.set(xscale="log", ylim=(0.99 * lowest, MAX_RELATIVE_LOSS * lowest))
+        axes.set_xticks(sorted(rates), [f"{lr:g}" for lr in sorted(rates)], rotation=45)
+        axes.minorticks_off()
+        axes.legend(loc="upper center")
+
+
+def _draw_periods(axes: Axes, result: Result, colors: Mapping[str, str]) -> None:
+    starts = [result.warm_up or 0, *result.period_ends[:-1]]
+    widths = [end - start for start, end in zip(starts, result.period_ends, strict=True)]
+    for number, pair in enumerate(result.pairs):
+        share = 0.85 / len(result.pairs)
+        left = [start + width * (0.075 + number * share) for start, width in zip(starts, widths, strict=True)]
+        bars = [width * share for width in widths]
+        axes.bar(left, pair.periods, bars, align="edge", color=colors[pair.arm], label=pair.arm)
     axes.axhline(0, color=palette.INK, lw=0.8)
-    title = "Mean so far, confidence sequence"
-    axes.set(xlabel="blocks so far", ylabel=f"difference of {METRIC_NAMES[MAIN_METRIC]}", title=title)
-
-
-def _smooth(curve: Array, width: int = 5) -> Array:
-    """Return the moving average over `width` blocks."""
-    smooth: Array = np.convolve(curve, np.ones(width) / width, "valid")
-    return smooth
-
-
-def _change_figure(study: Study, tests: Results, condition: str, colors: Mapping[str, str]) -> Figure:
-    """Draw the log loss that a simulated change adds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    axes = figure.subplots()
-    for arm in study.arms:
-        runs = tests.where(optimizer=arm)
-        gap = runs.where(condition=condition).curve("log_loss") - runs.where(condition=UNCHANGED).curve("log_loss")
-        axes.plot(gap.mean(0), color=colors[arm], label=arm, lw=1.2)
-    for block in study.simulated[condition]["change"]["blocks"]:
-        axes.axvline(block, color=palette.TARGET, lw=1, ls=":")
-    axes.set(xlabel="block of time", ylabel="added log loss")
     axes.legend(loc="best")
-    return figure
+
+
+def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None:
+    arm = result.arm(name)
+    own, reach = arm.own_loss_by_period, 0.0
+    rates = list(arm.loss_by_period)
+    for number, (lr, losses) in enumerate(arm.loss_by_period.items()):
+        relative = [100 * (loss / base - 1) for loss, base in zip(losses, own, strict=True)]
+        finite = [value for value in relative if math.isfinite(value)]
+        if finite:
+            alpha = 0.3 + 0.7 * number / max(len(rates) - 1, 1)
+            axes.plot(result.period_ends, relative, color=color, alpha=alpha, lw=1.2, label=f"{lr:g}")
+            reach = max(reach, min(max(map(abs, finite)), 10.0))
+    axes.axhline(0, color=palette.INK, lw=0.8)
+    axes.set_ylim(-reach / 3 or -1, reach or 1)
+    axes.legend(loc="upper right", ncols=2, fontsize=8)
 
 
 def styled(draw: Callable[[], Mapping[str, Figure]]) -> Mapping[str, Figure]:
@@ -172,7 +174,7 @@ def svg(figure: Figure, name: str, caption: str) -> str:
     text = re.sub(r">\s+<", "><", text)
     text = re.sub(r' d="([^"]*)"', _round_path, text)
     for color in palette.DARK:
-        text = text.replace(color, f"var({css_variable(color)})")
+        text = text.replace(color, f"var({palette.css_variable(color)})")
     text = re.sub(r'<svg (.*?)width="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
     text = re.sub(r'<svg (.*?)height="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
@@ -182,8 +184,3 @@ def _round_path(path: re.Match[str]) -> str:
     """Round the coordinates of a path to a tenth of a point."""
     rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path[1])
     return f' d="{" ".join(rounded.split())}"'
-
-
-def css_variable(color: str) -> str:
-    """Return the name of the CSS variable for a color of the palette."""
-    return f"--c{color[1:]}"

@@ -1,65 +1,86 @@
-"""The HTML page of a study: one file that needs nothing else.
-
-It has the recommendation, the figures and all numbers. The report of the paper extends the template: it has a section
-for each experiment, and begins with a table of verdicts.
-"""
+"""The HTML page of an A/B: one file that needs nothing else."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ...printable import printable_lines
 from ...statistics.comparison import Kind
-from ..results import Results
-from ..summary import Row, Summary
+from ..result import UNITS, PairResult, Result
+from ..study import Study
 from ..text import format_duration
-from ..verdict import Recommendation
+from ..wording import action, format_interval, headline, intervals_of, objection, reasons, summary, warnings
 from . import palette
-from .figures import css_variable
+from .figures import result_figures, styled, svg
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
-class Section:
-    """One study or experiment on a page."""
+class Mark:
+    """One interval in a small picture, in which 0 is at 100 and the farthest end is 95 away."""
 
-    name: str
-    """The id of the section, for links."""
-    title: str
-    description: str
-    command: str
-    """The command that computes the results."""
-    facts: str
-    """The cost and the provenance of the results."""
-    explanation: str
-    """An explanation of the measures."""
-    summary: Summary
-    figures: Mapping[str, str] = field(default_factory=dict)
-    """SVG drawings by caption."""
-    notes: Sequence[str] = ()
+    source: str
+    kind: Kind
+    low: float
+    middle: float
+    high: float
+    text: str
+    is_known: bool
 
 
-def render_page(title: str, section: Section) -> str:
-    """Render the page of a study as HTML."""
-    return render(page_templates().get_template("page.html.j2"), title, [section])
+def render_page(title: str, study: Study, result: Result, command: str, run_command: str) -> str:
+    """Render the page of a result as HTML.
+
+    Args:
+        title: The title.
+        study: The comparison.
+        result: The result.
+        command: The command that computes the result.
+        run_command: The command that learns with the recommended arm; empty if there is none.
+    """
+    figures = styled(partial(result_figures, result))
+    drawings = {
+        caption: svg(figure, f"figure-{number}", caption) for number, (caption, figure) in enumerate(figures.items(), 1)
+    }
+    cards = [
+        {
+            "kind": "inconclusive" if objection(pair, result) else pair.kind,
+            "action": action(pair, result),
+            "headline": headline(pair, result),
+            "summary": summary(pair, result),
+            "marks": interval_marks(pair),
+            "reasons": reasons(pair, result),
+        }
+        for pair in result.pairs
+    ]
+    template = template_environment("cadam.ab.report").get_template("page.html.j2")
+    return template.render(
+        title=title,
+        study=study,
+        result=result,
+        colors=palette.arm_colors(study.arms),
+        cards=cards,
+        figures=drawings,
+        warnings=warnings(result),
+        command=command,
+        run_command=run_command,
+        duration=format_duration(result.seconds),
+        color_css=palette.color_css(),
+        css_variable=palette.css_variable,
+    ).lstrip()
 
 
-def render(template: Template, title: str, sections: Sequence[Section], **variables: Any) -> str:
-    """Render a template that extends the page of a study, or that page itself."""
-    return template.render(title=title, sections=sections, color_css=color_css(), **variables).lstrip()
-
-
-def page_templates() -> Environment:
-    """Return the templates of pages, with the functions that they call."""
+def template_environment(package: str) -> Environment:
+    """Return the templates of a package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("cadam.ab.report", "."),
+    return Environment(
+        loader=PackageLoader(package, "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -67,102 +88,23 @@ def page_templates() -> Environment:
         # Names from data may contain control characters. Markup is text of this package, such as figures.
         finalize=lambda value: printable_lines(value) if type(value) is str else value,
     )
-    environment.globals |= {"interval_rows": interval_rows, "table_columns": table_columns}
-    return environment
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One interval in a small picture, in coordinates of the picture: 0 is at 100, the largest end 95 away."""
-
-    kind: str
-    low: float
-    middle: float
-    high: float
-    text: str
-
-
-def interval_rows(recommendation: Recommendation) -> list[tuple[str, Kind, str, list[Mark]]]:
-    """Return a row for each deciding interval of a recommendation: its source, kind, side and mark.
-
-    All marks are on one scale. An interval that is unknown has no mark.
-    """
-    intervals = recommendation.values.get("intervals", {})
-    scale = picture_scale([ends for ends in intervals.values() if has_ends(ends)])
-    rows: list[tuple[str, Kind, str, list[Mark]]] = []
-    for source, ends in intervals.items():
-        low, high = ends["low"], ends["high"]
-        kind: Kind = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
-        side = {"better": "ahead", "worse": "behind"}.get(kind, "inconclusive" if has_ends(ends) else "unknown")
-        marks = [Mark(kind, scale * low, scale * (low + high) / 2, scale * high, source)]
-        rows.append((source, kind, side, marks if scale and has_ends(ends) else []))
-    return rows
-
-
-def has_ends(values: Mapping[str, float]) -> bool:
-    """Whether an interval has two finite ends."""
-    return all(math.isfinite(values.get(end, math.nan)) for end in ("low", "high"))
-
-
-def picture_scale(intervals: Sequence[Mapping[str, float]]) -> float:
-    """Return the factor that puts the farthest end 95 away from 0; 0 if there is nothing to show."""
-    farthest = max((max(abs(ends["low"]), abs(ends["high"])) for ends in intervals), default=0.0)
-    return 95 / farthest if farthest else 0.0
-
-
-def table_columns(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return the columns of the table: the head, the label on a phone, and the attribute of a row.
-
-    The column of a paper's numbers is left out if no row has one.
-    """
-    columns = [
-        ("", "", "label"),
-        ("paper", "paper", "reference"),
-        ("measured", "measured", "measured"),
-        ("difference [95% interval]", "difference", "interval"),
-        ("A/A noise floor", "noise floor", "noise_floor"),
-        ("seeds", "seeds", "seeds"),
-        ("verdict", "verdict", "verdict"),
-    ]
-    has_reference = any(row.reference for row in rows)
-    return [column for column in columns if column[2] != "reference" or has_reference]
-
-
-def describe_cost(results: Results, unit: str, is_shared: bool = False) -> str:
-    """Return where numbers come from: how many runs, their cost, devices and versions.
-
-    Args:
-        results: The results.
-        unit: The plural noun for the results.
-        is_shared: Whether runs shared a device, so that their memory is that of all together.
-    """
-    if not results:
-        return "Nothing computed yet."
-    versions = _distinct(", ".join(f"{k} {v}" for k, v in r.provenance.versions.items()) for r in results)
-    devices = _distinct(r.provenance.device for r in results)
-    memory = max(r.provenance.peak_memory for r in results) / 1e6
-    return (
-        f"{len(results)} {unit}, {format_duration(results.seconds)} of computing in total, at most {memory:.0f} MB "
-        f"{'at once' if is_shared else 'each'}; {devices}; {versions}."
-    )
-
-
-def _distinct(texts: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(texts))
-
-
-def color_css() -> str:
-    """Return CSS variables for the colors of the palette, in light and dark mode."""
-    light = "".join(f"{css_variable(color)}:{color};" for color in palette.DARK)
-    dark = "".join(f"{css_variable(color)}:{other};" for color, other in palette.DARK.items())
-    names = {
-        "ink": palette.INK,
-        "muted": palette.MUTED,
-        "line": palette.GRID,
-        "paper": palette.PAPER,
-        "accent": palette.CADAM,
-        "warn": palette.ADAM,
-        "good": palette.SERIES[2],
-    }
-    aliases = "".join(f"--{name}:var({css_variable(color)});" for name, color in names.items())
-    return f":root{{{light}{aliases}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+def interval_marks(pair: PairResult) -> list[Mark]:
+    """Return the deciding intervals, and that over users, on one scale; an unknown interval has no ends."""
+    intervals = {f"over {source}": each for source, each in intervals_of(pair).items()}
+    if pair.users is not None:
+        intervals["over users"] = pair.users
+    ends = [abs(end) for each in intervals.values() for end in (each.low, each.high) if math.isfinite(end)]
+    scale = 95 / max(ends) if ends and max(ends) > 0 else 0.0
+    lower_is_better = pair.metric == "log_loss"
+    marks = []
+    for source, each in intervals.items():
+        side = int(each.low > 0) - int(each.high < 0)
+        is_lower_better = lower_is_better or source == "over users"
+        kind: Kind = "inconclusive" if side == 0 else "better" if (side < 0) == is_lower_better else "worse"
+        is_known = math.isfinite(each.half_width)
+        low, middle, high = (scale * end if is_known else 0.0 for end in (each.low, each.mean, each.high))
+        unit = "%" if source == "over users" else UNITS[pair.metric]
+        marks.append(Mark(source, kind, low, middle, high, format_interval(each, unit), is_known))
+    return marks

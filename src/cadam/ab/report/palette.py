@@ -80,3 +80,25 @@ def arm_colors(arms: Iterable[str]) -> dict[str, str]:
             color = next(c for c in (*SERIES[2:], *SERIES[:2]) if c not in colors.values())
         colors[arm] = color
     return colors
+
+
+def css_variable(color: str) -> str:
+    """Return the name of the CSS variable for a color of the palette."""
+    return f"--c{color[1:]}"
+
+
+def color_css() -> str:
+    """Return CSS variables for the colors of the palette, in light and dark mode."""
+    light = "".join(f"{css_variable(color)}:{color};" for color in DARK)
+    dark = "".join(f"{css_variable(color)}:{other};" for color, other in DARK.items())
+    names = {
+        "ink": INK,
+        "muted": MUTED,
+        "line": GRID,
+        "paper": PAPER,
+        "accent": CADAM,
+        "warn": ADAM,
+        "good": SERIES[2],
+    }
+    aliases = "".join(f"--{name}:var({css_variable(color)});" for name, color in names.items())
+    return f":root{{{light}{aliases}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..statistics.intervals import Array
+from cadam.statistics.intervals import Array
 
 TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
 """First seed of each range: seeds for results, for choosing a learning rate, and for the second runs of the A/A test.

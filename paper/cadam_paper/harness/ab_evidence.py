@@ -15,18 +15,19 @@ from functools import partial
 
 import numpy as np
 
-from ..statistics.comparison import Better, Comparison, compare, judge, position, sign, without_seeds
-from ..statistics.confidence_sequence import (
+from cadam.ab.text import join_words
+from cadam.statistics.comparison import Better, Comparison, compare, judge, position, sign, without_seeds
+from cadam.statistics.intervals import Array, Interval, interval
+
+from .confidence_sequence import (
     FIRST_CHECK,
     confidence_sequence,
     count_changes,
     first_exclusion,
     over_blocks,
 )
-from ..statistics.intervals import Array, Interval, interval
 from .results import Results
 from .summary import Row, comparison_row
-from .text import join_words
 from .verdict import SAME_ARM, Verdict, floor_qualifier, verdict_over_seeds
 
 MAIN_METRIC = "gauc_by_impressions"

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..statistics.comparison import Comparison, Kind
+from cadam.statistics.comparison import Comparison, Kind
+
 from .verdict import Recommendation, Verdict, verdict_over_seeds
 
 

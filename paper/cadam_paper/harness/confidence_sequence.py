@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from .intervals import Array, Interval, interval
+from cadam.statistics.intervals import Array, Interval, interval
 
 WINDOWS = 20
 """The number of windows of time that `over_blocks` makes: few, so that each is long, but enough for a variance."""

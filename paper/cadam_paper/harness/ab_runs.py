@@ -7,34 +7,28 @@ before it is measured. The rest is measured as a whole, by user and by block of 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..online.data import simulation
-from ..online.data.events import Array
-from ..online.data.limit import LimitedSource
-from ..online.data.schema import Schema
-from ..online.data.sources import Source, open_source
-from ..online.device import select_device
-from ..online.learner import Learner, Loss
-from ..online.metrics.gauc import user_auc
-from ..online.metrics.stream import as_clicks, measure
-from ..online.models.model_file import LOG_LOSS, OptimizerSpec
-from ..online.per_event import CHUNK_SIZE
-from ..online.run_config import model_builder
-from .evidence import CHANCE_METRIC
+from cadam.online.data import simulation
+from cadam.online.data.events import Array
+from cadam.online.data.limit import LimitedSource
+from cadam.online.data.sources import Source
+from cadam.online.learner import Learner, Loss
+from cadam.online.metrics.gauc import user_auc
+from cadam.online.metrics.stream import as_clicks, measure
+from cadam.online.models.model_file import LOG_LOSS, OptimizerSpec
+
+from .ab_evidence import CHANCE_METRIC
 from .results import Outcome, RunSpec
-from .stream_cache import StreamCache
 
 METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalized_entropy", "calibration")
 BLOCK_METRICS = ("gauc_by_impressions", "auc", "log_loss")
@@ -111,24 +105,6 @@ class Task:
     loss: Loss = LOG_LOSS
 
 
-def read_task(spec: RunSpec) -> Task:
-    """Return the task of a run on a user's stream, as its schema and model are recorded in the spec."""
-    settings = spec.settings
-    schema = Schema(**settings["schema"])
-    categories = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
-    is_per_event = settings["batch_size"] == 1 and schema.id is None
-    size = CHUNK_SIZE if is_per_event else settings["batch_size"]
-    build, loss = model_builder(spec.model, schema, settings, select_device(settings.get("device")))
-    # The hash of the data is part of the key, so that changed data are read again.
-    source = _open_stream(spec.data, json.dumps(settings["schema"]), size, str(settings.get("data")))
-    return Task(source, settings["events"], categories, build, loss)
-
-
-@lru_cache(maxsize=1)
-def _open_stream(uri: str, schema: str, batch_size: int, digest: str) -> StreamCache:
-    return StreamCache(lambda: open_source(uri, Schema(**json.loads(schema)), batch_size=batch_size, patience=None))
-
-
 def simulate(source: Source, categories: Mapping[str, int], settings: Mapping[str, Any], parts: StreamParts) -> Source:
     """Apply the simulated changes that the settings of a run name.
 
@@ -174,18 +150,17 @@ def gauc_by_chance(labels: Array, users: Array) -> float:
     return float(1.96 * np.sqrt((n**2 * (n + 1) / (12 * p * (n - p))).sum()) / n.sum())
 
 
-def run_arm(spec: RunSpec, task: Task | None = None) -> Outcome:
+def run_arm(spec: RunSpec, task: Task) -> Outcome:
     """Run one optimizer along the stream, or along its tuning part, and measure its predictions.
 
     Args:
         spec: The spec of the run.
-        task: The stream and the model; by default those that the spec names.
+        task: The stream and the model.
 
     Returns:
         The metrics of the measured part and their curves over blocks. All are nan if the run diverged.
     """
     settings = spec.settings
-    task = task or read_task(spec)
     parts = StreamParts.of(task.events, settings)
     recorder = Recorder()
     source = simulate(task.source, task.categories, settings, parts)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..statistics.comparison import Comparison, Kind
+from cadam.statistics.comparison import Comparison, Kind
 
 Action = Literal["switch", "stay", "no practical difference", "undecided", "not comparable"]
 ACTIONS: Mapping[Kind, Action] = {

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..statistics.comparison import Comparison, position
-from ..statistics.intervals import Interval
-from .evidence import MAIN_METRIC
-from .text import join_words
+from cadam.ab.text import join_words
+from cadam.statistics.comparison import Comparison, position
+from cadam.statistics.intervals import Interval
+
+from .ab_evidence import MAIN_METRIC
 from .verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict
 
 PAIRS = 1000

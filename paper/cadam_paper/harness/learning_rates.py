@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .comparison import Better
+from cadam.statistics.comparison import Better
 
 
 class NoLearningRateError(ValueError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cadam.ab.report.scoreboard import Scoreboard
-from cadam.ab.results import Outcome, Provenance, Result, RunSpec
+from cadam_paper.harness.results import Outcome, Provenance, Result, RunSpec
+from cadam_paper.harness.scoreboard import Scoreboard
 
 
 def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:

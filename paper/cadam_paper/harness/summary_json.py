@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..summary import Summary
+from .summary import Summary
 
 
 def summary_as_json(summary: Summary) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import cadam
-from cadam.statistics.confidence_sequence import (
+from cadam.statistics.intervals import interval
+from cadam_paper.harness.confidence_sequence import (
     ConfidenceSequence,
     confidence_sequence,
     count_changes,
@@ -22,7 +21,6 @@ from cadam.statistics.confidence_sequence import (
     over_blocks,
     recovery_blocks,
 )
-from cadam.statistics.intervals import interval
 
 
 def blocks(runs: int, length: int, related: float, seed: int = 0) -> np.ndarray:
@@ -245,20 +243,3 @@ def test_recovery_counts_the_blocks_until_the_drop_is_made_up() -> None:
     assert recovery_blocks(np.concatenate([np.full(10, 0.8), np.full(10, 0.5)]), 10) is None
     with pytest.raises(ValueError, match="inside the 20 blocks"):
         recovery_blocks(np.full(20, 0.8), 20)
-
-
-SIMULATION = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "false_alarms.py"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SIMULATION["STREAMS"] if name.startswith("independent")])
-def test_the_error_rate_of_independent_blocks_is_at_most_alpha(name: str) -> None:
-    """The simulation of `benchmarks/false_alarms.py`; with 4,000 streams the standard error is 0.35%."""
-    rates, _ = SIMULATION["error_rates"](name, streams=4000)
-    assert max(rates.values()) <= 0.05 + 3 * 0.0035
-
-
-@pytest.mark.slow
-def test_the_error_rate_of_correlated_blocks_is_near_alpha() -> None:
-    rates, _ = SIMULATION["error_rates"]("autoregression, 0.5", streams=2000)
-    assert max(rates.values()) <= 0.07

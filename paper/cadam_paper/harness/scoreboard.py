@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..results import TUNING_SEEDS, Result
+from .results import TUNING_SEEDS, Result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

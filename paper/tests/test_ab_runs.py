@@ -13,12 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click_runs import make_settings, make_spec, run_arm
+from tests.ab.helpers import write_clicks
 
-from cadam.ab.evidence import CHANCE_METRIC
-from cadam.ab.results import Outcome
-from cadam.ab.run_arm import gauc_by_chance, run_arm
 from cadam.online.metrics.stream import measure
-from tests.ab.helpers import make_settings, make_spec
+from cadam_paper.harness.ab_evidence import CHANCE_METRIC
+from cadam_paper.harness.ab_runs import gauc_by_chance
+from cadam_paper.harness.results import Outcome
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a stream of clicks, its schema and a model."""
+    write_clicks(tmp_path)
+    return tmp_path
 
 
 def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(folder: Path) -> None:

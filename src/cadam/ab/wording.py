@@ -1,0 +1,208 @@
+"""The sentences of a result, which console, page and JSON share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..statistics.comparison import Kind, position
+from ..statistics.intervals import Interval
+from .result import METRIC_NAMES, UNITS, PairResult, Result
+from .text import join_words
+
+ACTIONS: Mapping[Kind, str] = {
+    "better": "switch",
+    "worse": "stay",
+    "equivalent": "no practical difference",
+    "inconclusive": "undecided",
+    "diverged": "not comparable",
+}
+"""The recommended action for each kind of verdict."""
+
+
+def action(pair: PairResult, result: Result) -> str:
+    """Return the recommended action."""
+    return "undecided" if objection(pair, result) else ACTIONS[pair.kind]
+
+
+def objection(pair: PairResult, result: Result) -> str:
+    """Return the reason why nothing can be recommended, whatever the verdict is; empty if there is none."""
+    if pair.kind == "diverged":
+        return ""
+    if result.warm_up is None:
+        return (
+            "no model is better than the best constant prediction. Check label and features, or use more events or "
+            "other learning rates"
+        )
+    if pair.is_reversed and pair.kind in ("better", "worse") and abs(pair.in_hindsight) > result.matters:
+        return (
+            f"the learning rates decide which arm is ahead. With rates chosen along the stream, {_effect(pair)}; at "
+            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%"
+        )
+    return ""
+
+
+def headline(pair: PairResult, result: Result) -> str:
+    """Return the verdict in one sentence or two."""
+    if text := objection(pair, result):
+        return f"Undecided: {text}."
+    texts: dict[Kind, str] = {
+        "better": f"Switch to {pair.arm}: {_effect(pair)}.",
+        "worse": f"Stay with {pair.baseline}: {_effect(pair)}.",
+        "equivalent": f"No practical difference: {_effect(pair)}.",
+        "inconclusive": f"Undecided: {_effect(pair)}, but {_doubt(pair, result)}. {next_step(pair, result)}",
+        "diverged": "Not comparable: an arm diverged at every learning rate. Compare again with lower rates (--lr).",
+    }
+    return texts[pair.kind]
+
+
+def _effect(pair: PairResult) -> str:
+    name, unit = METRIC_NAMES[pair.metric], UNITS[pair.metric]
+    if pair.is_same:
+        return f"{pair.arm} and {pair.baseline} make the same predictions, to the last bit"
+    size = f"{abs(pair.difference):.2f}{unit} {'lower' if pair.difference < 0 else 'higher'}"
+    return f"the {name} with {pair.arm} is {size} than with {pair.baseline}"
+
+
+def _doubt(pair: PairResult, result: Result) -> str:
+    if pair.is_conflicting:
+        return "seeds and time disagree about the sign"
+    intervals = intervals_of(pair)
+    unknown = [source for source, each in intervals.items() if not math.isfinite(each.half_width)]
+    doubtful = [
+        source
+        for source, each in intervals.items()
+        if source not in unknown and position(each, result.matters) == "open"
+    ]
+    parts = []
+    if doubtful:
+        parts.append(f"the interval over {join_words(doubtful)} includes 0")
+    if unknown:
+        parts.append(f"the interval over {join_words(unknown)} is unknown")
+    return join_words(parts) if parts else "seeds and time do not agree whether it matters"
+
+
+def next_step(pair: PairResult, result: Result) -> str:
+    """Return what would decide an undecided comparison, as a sentence."""
+    if result.seeds == 1:
+        return "Run more seeds (--seeds)."
+    parts = []
+    if pair.more_events is not None:
+        parts.append(f"about {pair.more_events:,} more events")
+    if pair.more_seeds is not None:
+        parts.append(f"about {pair.more_seeds} seeds (--seeds)")
+    if parts:
+        return f"{join_words(parts)} would decide it.".capitalize()
+    return "More than 100 times as many events would be needed to decide it, or the difference does not exist."
+
+
+def intervals_of(pair: PairResult) -> dict[str, Interval]:
+    """Return the deciding intervals by what varies."""
+    seeds = {} if pair.over_seeds is None else {"seeds": pair.over_seeds}
+    return {"time": pair.over_time, **seeds}
+
+
+def format_interval(interval: Interval, unit: str) -> str:
+    """Format the ends of an interval."""
+    if not math.isfinite(interval.half_width):
+        return "unknown"
+    return f"{interval.low:+.2f} to {interval.high:+.2f}{unit}"
+
+
+def reasons(pair: PairResult, result: Result) -> list[str]:
+    """Return the evidence for a verdict, one sentence or two for each kind."""
+    unit = UNITS[pair.metric]
+    arm, base = result.arm(pair.arm), result.arm(pair.baseline)
+    lines = []
+    if pair.decided_at is not None:
+        lines.append(f"Decided after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
+    if pair.first_decided_at not in (None, pair.decided_at):
+        lines.append(f"There was a verdict for the first time after {pair.first_decided_at:,} events.")
+    if pair.reopened_at is not None:
+        lines.append(f"The interval over time had excluded 0, and included it again after {pair.reopened_at:,} events.")
+    over_seeds = pair.over_seeds
+    seeds = (
+        "Every seed gives the same predictions, so seeds are not evidence."
+        if over_seeds is None
+        else f"Over {result.seeds} seeds: {format_interval(over_seeds, unit)} "
+        f"({100 * pair.seed_confidence:.4g}% interval)."
+    )
+    lines.append(
+        f"Over time: {format_interval(pair.over_time, unit)} ({100 * (1 - result.alpha / len(result.pairs)):.4g}% "
+        f"confidence sequence, valid at every moment). {seeds}"
+    )
+    if math.isfinite(pair.in_hindsight):
+        lines.append(
+            f"Log loss at the best single rate in hindsight: {pair.arm} {arm.loss_at_best_rate:.4f} (at "
+            f"{arm.best_rate:g}), {pair.baseline} {base.loss_at_best_rate:.4f} (at {base.best_rate:g}), difference "
+            f"{pair.in_hindsight:+.2f}%."
+        )
+    if pair.periods:
+        lines.append(
+            f"{pair.arm} has the lower log loss in {pair.share_of_periods_ahead:.0%} of {len(pair.periods)} periods."
+        )
+    beside = []
+    for name, title in (("gauc", "GAUC"), ("auc", "AUC")):
+        if math.isfinite(arm.metrics.get(name, math.nan)) and math.isfinite(base.metrics.get(name, math.nan)):
+            difference = 100 * (arm.metrics[name] - base.metrics[name])
+            beside.append(f"{title} {100 * arm.metrics[name]:.2f} ({difference:+.2f} points)")
+    if beside:
+        lines.append(
+            f"Beside the verdict, {pair.arm}: {', '.join(beside)}, calibration "
+            f"{arm.metrics['calibration']:.3f} (with {pair.baseline} {base.metrics['calibration']:.3f}; 1 is perfect)."
+        )
+    if pair.users is not None:
+        lines.append(
+            f"Over users, the difference of the log loss is {format_interval(pair.users, '%')} (95% interval), and "
+            f"{pair.users_ahead:.0%} of the users have a lower one."
+        )
+    return lines
+
+
+def warnings(result: Result) -> list[str]:
+    """Return what limits the result."""
+    lines = []
+    for pair in result.pairs:
+        if pair.is_reversed and not objection(pair, result) and pair.is_decided and pair.kind != "equivalent":
+            lines.append(
+                f"at the best single rates in hindsight, the difference of {pair.arm} is {pair.in_hindsight:+.2f}%, "
+                "which is of another sign but too small to matter"
+            )
+    for arm in result.arms:
+        rates = list(arm.loss_by_rate)
+        if len(rates) > 1 and arm.best_rate in (rates[0], rates[-1]):
+            end = "lowest" if arm.best_rate == rates[0] else "highest"
+            lines.append(f"{arm.name}: the best learning rate, {arm.best_rate:g}, is the {end} that was tried (--lr)")
+    if result.clipped_share > 0.001:
+        lines.append(f"the log loss of {result.clipped_share:.1%} of the predictions was limited to 15")
+    return lines
+
+
+def summary(pair: PairResult, result: Result) -> str:
+    """Return one paragraph: what to do, what it is worth, how sure it is, and what was assumed."""
+    recommended = result.recommended
+    rate = result.arm(recommended).rate_to_use
+    todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
+    unit = UNITS[pair.metric]
+    worth = f"{_effect(pair)[:1].upper()}{_effect(pair)[1:]}"
+    if pair.is_same:
+        worth += "."
+    else:
+        worth += f", somewhere between {format_interval(pair.over_time, unit)} on this stream."
+    error_rate = f"Of comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict."
+    sure = {
+        "better": error_rate,
+        "worse": error_rate,
+        "equivalent": f"Differences below {result.matters:g}{unit} count as none.",
+        "inconclusive": f"This is not decided: {_doubt(pair, result)}. {next_step(pair, result)}",
+        "diverged": "Nothing can be said, because an arm diverged.",
+    }[pair.kind]
+    warm_up = result.warm_up or 0
+    assumed = (
+        f"Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
+        f"The first {warm_up:,} events, before the models were better than a constant, do not count. No assumption "
+        "about drift is made; the verdict is about this stream, this model and seeds like these."
+    )
+    if result.lag:
+        assumed += f" Labels are up to {result.lag} batches late, which the interval takes into account."
+    return " ".join([todo, worth, sure, assumed])

@@ -1,0 +1,60 @@
+"""Error rates of the verdict: simulated comparisons of equal arms, and real ones with other seeds per arm."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cadam.ab.analysis import Analysis
+from cadam.ab.comparison import compare
+from cadam.ab.runner import StudyRunner
+from cadam.ab.study import Run
+from tests.ab.helpers import encode, make_study
+
+SIMULATION = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "false_alarms.py"))
+
+
+def test_equal_arms_rarely_get_a_verdict_after_any_batch() -> None:
+    wrong = sum(SIMULATION["count_wrong"](name, 6, batches=300) for name in SIMULATION["STREAMS"])
+    assert wrong <= 5, "of 36 comparisons; 5% would be 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATION["STREAMS"])
+def test_the_error_rate_of_400_comparisons_is_at_most_5_percent(name: str) -> None:
+    wrong = SIMULATION["count_wrong"](name, 400)
+    assert SIMULATION["upper_bound"](wrong, 400) <= 0.08
+
+
+def test_a_known_difference_is_found() -> None:
+    random = np.random.default_rng(0)
+    kinds = [SIMULATION["first_verdict"](SIMULATION["simulate"](random, batches=600) - 0.0045)[0] for _ in range(10)]
+    assert kinds.count("better") >= 9
+    assert "worse" not in kinds
+
+
+@pytest.mark.slow
+def test_equal_arms_that_are_really_trained_get_no_verdict(folder: Path) -> None:
+    """One arm under many seeds is divided into pairs of arms whose seeds differ."""
+    study = make_study(folder, arms=("Adam", "CAdam"), seeds=40, grid=(0.01, 0.03))
+    stream, cache = encode(folder, study)
+    compare(study, stream, StudyRunner(study, cache), full=True)
+    wrong = 0
+    for trial in range(8):
+        pair_study = make_study(folder, arms=("Adam", "second"), seeds=5, grid=(0.01, 0.03))
+
+        class Paired:
+            """The scores of Adam, of which the second arm has other seeds."""
+
+            def files(self, run: Run, trial: int = trial) -> object:
+                shift = 5 * (2 * (trial % 4) + (run.arm == "second")) % 40
+                return cache.files(Run(study.arms[trial // 4], run.lr, shift + run.seed))
+
+        analysis = Analysis(pair_study, stream.judged, Paired())  # type: ignore[arg-type]
+        analysis.update(stream.batches)
+        first = analysis.pairs["second"].first_decided_at
+        wrong += first is not None and analysis.pairs["second"].kind in ("better", "worse")
+    assert wrong <= 2

@@ -1,0 +1,119 @@
+"""The confidence sequence for score differences: error rate, power, late labels, and state."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from cadam.statistics.intervals import t_quantile
+from cadam.statistics.sequential import ConfidenceSequence, first_exclusion, sequence_of_intervals, student_quantile
+
+BATCHES = 400
+STREAMS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "normal": lambda random: random.standard_normal(BATCHES),
+    "heavy tails": lambda random: random.standard_t(4, BATCHES),
+    "skewed": lambda random: random.exponential(size=BATCHES) - 1,
+    "bursts": lambda random: random.standard_normal(BATCHES) * np.where(np.arange(BATCHES) // 40 % 5 == 4, 5, 1),
+    "growing variance": lambda random: random.standard_normal(BATCHES) * np.exp(np.linspace(-2, 2, BATCHES)),
+}
+COUNTS = np.full(BATCHES, 256)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_looking_after_every_batch_rarely_excludes_the_true_mean(name: str) -> None:
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(100):
+        _, low, high = sequence_of_intervals(STREAMS[name](random), COUNTS)
+        wrong += first_exclusion(low, high) is not None
+    assert wrong <= 8
+
+
+def test_a_mean_that_depends_on_the_past_needs_no_correction() -> None:
+    """The conditional mean is a random walk; the sequence covers the average of these means, whatever they were."""
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(60):
+        noise = random.standard_normal(BATCHES)
+        conditional = 0.2 * np.concatenate([[0.0], np.cumsum(noise)[:-1]]) / 10
+        _, low, high = sequence_of_intervals(conditional + noise, COUNTS)
+        average = conditional.cumsum() / np.arange(1, BATCHES + 1)
+        wrong += bool(((average < low) | (average > high)).any())
+    assert wrong <= 6
+
+
+def test_a_difference_is_found_and_the_width_shrinks() -> None:
+    random = np.random.default_rng(0)
+    decided = []
+    for _ in range(50):
+        _, low, high = sequence_of_intervals(0.3 + random.standard_normal(BATCHES), COUNTS)
+        decided.append(first_exclusion(low, high))
+        assert high[-1] - low[-1] < (high[50] - low[50]) / 2
+    assert sum(each is not None for each in decided) >= 48
+
+
+def test_late_labels_use_blocks_and_are_wider() -> None:
+    """Differences that depend on each other within the lag raise no alarm with the lagged form."""
+    random = np.random.default_rng(0)
+    lag, wrong = 4, {0: 0, 4: 0}
+    for _ in range(80):
+        noise = random.standard_normal(BATCHES + lag)
+        differences = np.convolve(noise, np.ones(lag), "valid")[:BATCHES]
+        for value in wrong:
+            _, low, high = sequence_of_intervals(differences, COUNTS, lag=value)
+            wrong[value] += first_exclusion(low, high) is not None
+    assert wrong[4] <= 6
+    assert wrong[0] > 12
+
+
+def test_batches_count_by_their_events() -> None:
+    sequence = ConfidenceSequence(first_check=2)
+    sequence.update(1.0, 3)
+    sequence.update(5.0, 1)
+    assert sequence.interval.mean == 2.0
+    assert math.isinf(ConfidenceSequence().interval.high)
+
+
+def test_equal_batches_have_no_interval() -> None:
+    sequence = ConfidenceSequence()
+    for _ in range(100):
+        sequence.update(0.1, 256)
+    assert math.isinf(sequence.interval.high)
+    assert not sequence.excludes_zero
+
+
+def test_the_state_continues_exactly() -> None:
+    values = np.random.default_rng(0).normal(0.1, 1, 101).tolist()
+    for lag in (0, 3):
+        whole, first, second = (ConfidenceSequence(lag=lag) for _ in range(3))
+        for value in values:
+            whole.update(value, 256)
+        for value in values[:50]:
+            first.update(value, 256)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        for value in values[50:]:
+            second.update(value, 256)
+        assert second.interval == whole.interval
+    with pytest.raises(ValueError, match="another lag"):
+        ConfidenceSequence(lag=0).load_state_dict(whole.state_dict())
+
+
+def test_the_expansion_of_the_quantile_is_accurate() -> None:
+    for z in (2.0, 3.0, 4.0):
+        confidence = float(torch.erf(torch.tensor(z / math.sqrt(2), dtype=torch.float64)))
+        for degrees in (19, 50, 500):
+            assert student_quantile(z, degrees) == pytest.approx(t_quantile(confidence, degrees), rel=0.01)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="alpha"):
+        ConfidenceSequence(alpha=0)
+    with pytest.raises(ValueError, match="first_check"):
+        ConfidenceSequence(first_check=1)
+    with pytest.raises(ValueError, match="finite"):
+        ConfidenceSequence().update(math.nan)
