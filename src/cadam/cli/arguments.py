@@ -161,7 +161,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="an optimizer of cadam, with options as in CAdam:moments=int8:weight_decay=0.01 (default: CAdam)",
     )
-    add("--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)")
+    add(
+        "--lr",
+        type=learning_rate,
+        metavar="X",
+        help="learning rate; auto, or auto:X to start at X, tunes it while the run learns (default: 0.003 for "
+        "ready-made models, 0.001 for your own)",
+    )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)")
     add(
@@ -278,6 +284,18 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="FILE:FUNCTION", help="the function that builds the model, needed if the model is your own")
     add("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
     add_device_argument(parser, "cpu", "cpu, whichever device the model was trained on")
+
+
+def learning_rate(text: str) -> float | str:
+    """Parse a fixed learning rate, or the word auto, after which a colon and a first rate may follow."""
+    first = text.removeprefix("auto:")
+    if text == "auto":
+        return text
+    try:
+        rate = float(first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, auto or auto:NUMBER, got {text!r}") from None
+    return text if first != text else rate
 
 
 def positive_int(text: str) -> int:

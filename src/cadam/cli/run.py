@@ -71,6 +71,7 @@ class Job:
     checkpoint: Path
     """The folder of the checkpoints."""
     lr: float
+    """The learning rate; if it is tuned, the first one."""
     optimizer: OptimizerSpec
     learner: Learner
     source: Source
@@ -146,9 +147,8 @@ def prepare(options: argparse.Namespace) -> Job:
     metrics = _metrics(options)
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
     config = run_config.read_config(options, checkpoint, options.quiet)
-    default_lr = 1e-3 if config.has_own_model else 3e-3
-    lr = default_lr if options.lr is None else options.lr
     batch_size = options.batch_size or default_batch_size(config.has_own_model)
+    lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model)
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics or options.early_positives else config.schema
@@ -181,6 +181,7 @@ def prepare(options: argparse.Namespace) -> Job:
         config.loss,
         labels=label_options,
         per_event=batch_size == 1,
+        tune_rate=is_tuned,
         metrics=list[Metric](metrics),
         checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),
         log=log,
@@ -193,6 +194,21 @@ def prepare(options: argparse.Namespace) -> Job:
     if batch_size == 1 or ": " in learner.training_mode:  # a colon precedes the reason why compiled code is not used
         logger.info("learning: %s", learner.training_mode)
     return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
+
+
+def _learning_rate(option: float | str | None, batch_size: int, has_own_model: bool) -> tuple[float, bool]:
+    """Return the first learning rate, and whether it is tuned.
+
+    Raises:
+        UsageError: if tuning is asked for and not possible.
+    """
+    default = 1e-3 if has_own_model else 3e-3
+    if option is None or isinstance(option, float):
+        return default if option is None else option, False
+    if batch_size == 1:
+        raise UsageError("--lr auto needs --batch-size 2 or more; give a fixed learning rate, as in --lr 0.003")
+    first = option.removeprefix("auto").removeprefix(":")
+    return float(first) if first else default, True
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
@@ -268,7 +284,10 @@ def restore(job: Job) -> None:
         path, state = newest
         with _checkpoint_errors(job, compare_config=True), expect_valid_content(path):
             _check_metrics(state["metrics"][1:], job)
-            optimizer_state = with_options(state["optimizer"], {"lr": job.lr, **job.optimizer.options})
+            new_options = job.optimizer.options if learner.rate_tuning else {"lr": job.lr, **job.optimizer.options}
+            optimizer_state = with_options(state["optimizer"], new_options)
+            for candidate in ((state.get("rate_tuning") or {}).get("candidates") or {}).values():
+                candidate["optimizer"] = with_options(candidate["optimizer"], job.optimizer.options)
             learner.load_state_dict({**state, "optimizer": optimizer_state})
         learner.resumed = True
         if warm_start_files:

@@ -74,6 +74,8 @@ class DistributedLearner(Learner):
         reports: Sequence[Callable[[Learner], None]] = (),
         **options: Any,
     ) -> None:
+        if options.get("tune_rate"):
+            raise ValueError("the learning rate of a model on several ranks is not tuned: give a fixed learning rate")
         if not dist.is_initialized():
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:

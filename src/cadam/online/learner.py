@@ -53,6 +53,7 @@ from .persistence.prediction_log import LogOptions, PredictionLog
 from .persistence.random_state import get_random_state, set_random_state
 from .persistence.reject_file import RejectFile, Rejections
 from .persistence.warm_start import Saved, warm_start
+from .rate_tuning import RateTuning
 from .training_step import Loss
 
 __all__ = ["Batches", "Learner", "Loss"]
@@ -93,6 +94,8 @@ class Learner:
         batch_size: events per training step; by default a step uses all events that have just been labeled.
         per_event: whether to learn each event before the next one is predicted. The ready-made models linear and FM
             are then trained by compiled code; `training_mode` tells whether this is the case.
+        tune_rate: whether the learning rate is tuned while the stream is learned, see `RateTuning`. The rate of the
+            optimizer is where the search starts.
         metrics: metrics that are updated with every labeled prediction, in addition to the loss.
         checkpoint: where and how often checkpoints are saved; a folder is enough. `run` resumes from the newest one.
         log: where the prediction log is written; a folder is enough.
@@ -124,6 +127,7 @@ class Learner:
         labels: LabelOptions | None = None,
         batch_size: int | None = None,
         per_event: bool = False,
+        tune_rate: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: CheckpointOptions | Path | str | None = None,
         log: LogOptions | Path | str | None = None,
@@ -133,11 +137,14 @@ class Learner:
     ) -> None:
         if per_event and batch_size not in (None, 1):
             raise ValueError(f"per_event learns one event per step, but batch_size is {batch_size}")
+        if per_event and tune_rate:
+            raise ValueError("the learning rate is tuned in batches, not with per_event: give a fixed learning rate")
         labels = labels or LabelOptions()
         if labels.early_positives and loss is not LOG_LOSS:
             raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
         training_loss = fake_negative_weighted_loss if labels.early_positives else loss
-        self.training = create_training_step(model, optimizer, training_loss)
+        self.rate_tuning = RateTuning(model, optimizer, training_loss) if tune_rate else None
+        self.training = self.rate_tuning or create_training_step(model, optimizer, training_loss)
         self.per_event: PerEventTraining | str | None = None
         """Compiled per-event training, the reason why torch is used instead, or None for training in batches."""
         self.join = LabelJoin(labels)
@@ -153,6 +160,8 @@ class Learner:
             self.extra_metrics.append(MeanLoss(loss))
         self.drift = drift if self.has_log_loss else None
         self.alignment_counts = AlignmentCounts(optimizer)
+        if self.rate_tuning is not None:
+            self.rate_tuning.before_switch = self.alignment_counts.keep
         if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
             checkpoint = CheckpointOptions(checkpoint)
         self.schedule: CheckpointSchedule | None = None
@@ -617,7 +626,8 @@ class Learner:
     def training_mode(self) -> str:
         """A description of how the model is trained, and of the reason if compiled code is not used."""
         if self.per_event is None:
-            if isinstance(self.training, FusedStep) and self.training.find_unsupported() is None:
+            step = self.training if self.rate_tuning is None else self.rate_tuning.leader
+            if isinstance(step, FusedStep) and step.find_unsupported() is None:
                 return "in batches, with a fused training step"
             layers = [module for module in self.model.modules() if isinstance(module, Inputs)]
             reasons = [reason for layer in layers if (reason := layer.find_uncompiled()) is not None]
@@ -671,6 +681,8 @@ class Learner:
             del values["log_loss"], values["best_constant"]
         if self.drift is not None:
             values.update(self.drift.results())
+        if self.rate_tuning is not None:
+            values.update(self.rate_tuning.metrics())
         if alignment := self.alignment():
             by_name = {"": self.total_alignment(), **{f"/{name}": ratio for name, ratio in alignment.items()}}
             for name, ratio in by_name.items():
@@ -718,6 +730,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": type(self.optimizer).__name__,
             "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._saved_position,
+            "rate_tuning": None if self.rate_tuning is None else self.rate_tuning.state_dict(),
             "pending": self.pending.state_dict(),
             "queue": self.queue.state_dict(),
             "metrics": [metric.state_dict() for metric in (self.log_loss, *self.extra_metrics)],
@@ -760,6 +773,8 @@ class Learner:
             raise ValueError(f"the state belongs to a learner with {saved_name}, but this one has {name}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.rate_tuning is not None:
+            self.rate_tuning.load_state_dict(state.get("rate_tuning"))
         self.pending.load_state_dict(state["pending"])
         self.queue.load_state_dict(state["queue"])
         for metric, saved in zip((self.log_loss, *self.extra_metrics), state["metrics"], strict=True):

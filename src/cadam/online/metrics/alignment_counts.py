@@ -21,6 +21,10 @@ class AlignmentCounts:
         self.earlier: dict[str, Ratio] = {}
         self.earlier_total = NO_COUNTS
 
+    def keep(self) -> None:
+        """Keep the present counts before a state is loaded, which sets those of the optimizer to zero."""
+        self.earlier, self.earlier_total = {**self.earlier, **self.by_parameter()}, self.total()
+
     def by_parameter(self) -> dict[str, Ratio]:
         """Return the counts of each parameter that has any. There are none with `track_alignment=False`."""
         current = {} if self.optimizer is None else self.optimizer.alignment().parameters

@@ -32,6 +32,8 @@ COLUMNS = (
     ("lag", "s", 8),
 )
 """Both lines of the heading of each column, and its width."""
+RATE_COLUMN = ("learning", "rate", 10)
+"""The column that is added if the learning rate is tuned."""
 LEGEND = """\
 average loss: the mean log loss so far; recent loss: since the previous line, or since the run was resumed
 average constant, recent constant: the log loss of the best constant prediction in hindsight, for the same events
@@ -99,8 +101,9 @@ class Console:
             self._last_loss = learner.log_loss_at_start
             if self.legend:
                 self._print(LEGEND)
-            self._print_row([first for first, _, _ in COLUMNS])
-            self._print_row([second for _, second, _ in COLUMNS])
+            columns = (*COLUMNS, *([] if learner.rate_tuning is None else [RATE_COLUMN]))
+            self._print_row([first for first, _, _ in columns])
+            self._print_row([second for _, second, _ in columns])
 
     def _print_line(self, learner: Learner) -> None:
         loss, health = learner.log_loss, learner.health()
@@ -116,11 +119,14 @@ class Console:
                 f"{learner.rejected:,}",
                 f"{health['events_a_second']:,.0f}",
                 _format(health["lag_in_seconds"], ".1f"),
+                *([] if learner.rate_tuning is None else [f"{learner.rate_tuning.rate:.2g}"]),
             ]
         )
 
     def _print_row(self, values: list[str]) -> None:
-        self._print("".join(f"{value:>{width}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True)))
+        self._print(
+            "".join(f"{value:>{width}}" for value, (_, _, width) in zip(values, (*COLUMNS, RATE_COLUMN), strict=False))
+        )
 
     def _print(self, *lines: str) -> None:
         try:

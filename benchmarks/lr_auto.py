@@ -1,0 +1,155 @@
+"""Compare a learning rate that is tuned while it learns (`--lr auto`) with the best fixed rate in hindsight.
+
+    python benchmarks/lr_auto.py FOLDER [--streams A,B] [--events N] [--output FILE]
+
+FOLDER contains the Parquet files of six public streams. Two further streams are simulated: their labels depend on
+weights that change quickly in one half and not at all in the other, so the best rate changes half-way. The schema is
+inferred, the model is DeepFM, and batches have 256 events, as in `cadam run`. Fixed rates are two per decade from
+0.0003 to 0.1. Losses are mean log losses after the first 20,000 events (the second half of shorter streams), and over
+the whole stream. The cost is the processor time of learning, divided by the mean of the fixed rates from 0.001 to 0.03,
+which take turns with the tuned runs. It does not include reading, conversion and metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+
+from cadam import CAdam
+from cadam.online import Events, Schema, models
+from cadam.online.data.inference import ColumnOptions, infer_schema, take_sample
+from cadam.online.data.sources import open_source, resolve_uri
+from cadam.online.fused_step import create_training_step
+from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.rate_tuning import RateTuning
+from cadam.online.training_step import TrainingStep
+
+BATCH_SIZE = 256
+FIXED = tuple(3e-4 * 10 ** (k / 2) for k in range(6))
+STARTS = (3e-5, 3e-3, 3e-1)
+WARM_UP = 20_000
+STREAMS = {
+    "flights": ("nycflights13.parquet", "arr_delay>15", ("dep_delay", "dep_time", "arr_time", "air_time")),
+    "movielens": ("ml_latest_small.parquet", "rating>=4", ()),
+    "electricity": ("elec2.parquet", "target", ()),
+    "forest": ("covtype.parquet", "Cover_Type==2", ()),
+    "weather": ("noaa_weather.parquet", "target", ()),
+    "baseball": ("retrosheet-2000-2024.parquet", "on_base", ("event",)),
+}
+SIMULATED = {"drift starts": (False, True), "drift ends": (True, False)}
+
+
+def read(folder: Path, name: str, limit: int) -> tuple[Schema, list[Events]]:
+    """Read the labeled events of a public stream in batches."""
+    file, label, ignored = STREAMS[name]
+    uri = resolve_uri(str(folder / file))
+    schema = infer_schema(take_sample(uri), ColumnOptions(label, None, None, None, ignored), file).schema
+    batches, count = [], 0
+    for batch in open_source(uri, schema, batch_size=BATCH_SIZE):
+        events = None if batch is None else batch.events
+        if events is None or events.labels is None:
+            continue
+        events = events.take(np.flatnonzero(~np.isnan(events.labels)))
+        if len(events):
+            batches.append(events)
+            count += len(events)
+        if count >= limit:
+            break
+    return schema, batches
+
+
+def simulate(is_drifting: Sequence[bool], events: int = 200_000) -> tuple[Schema, list[Events]]:
+    """Simulate a stream of equal parts. Weights of the parts that drift change by a random step after each batch."""
+    random = np.random.default_rng(0)
+    fields, values = 8, 50
+    weights = random.normal(size=(fields, values))
+    schema = Schema({f"f{field}": f"category:{values}" for field in range(fields)}, label="click")
+    batches, count = [], events // BATCH_SIZE
+    for number in range(count):
+        ids = random.integers(values, size=(fields, BATCH_SIZE))
+        logits = 0.7 * np.take_along_axis(weights, ids, 1).sum(0)
+        labels = (random.random(BATCH_SIZE) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+        batches.append(Events({f"f{field}": ids[field] for field in range(fields)}, labels))
+        if is_drifting[number * len(is_drifting) // count]:
+            step = 0.1
+            weights = np.sqrt(1 - step**2) * weights + step * random.normal(size=weights.shape)
+    return schema, batches
+
+
+@dataclass(frozen=True)
+class Run:
+    """The losses and the processor time of a run."""
+
+    late: float
+    whole: float
+    seconds: float
+    training: TrainingStep
+
+
+def learn(schema: Schema, batches: list[Events], rate: float, is_tuned: bool) -> Run:
+    """Learn a stream with a fixed or a tuned rate."""
+    torch.manual_seed(0)
+    model = models.build("deepfm", schema)
+    build = RateTuning if is_tuned else create_training_step
+    training = build(model, CAdam(model.named_parameters(), lr=rate), LOG_LOSS)
+    losses, seconds = [], time.process_time()
+    for batch in batches:
+        columns = batch.columns()
+        scores = training.learn(columns)
+        if scores is None:  # the leader has diverged
+            scores = training.predict(batch.features, len(batch))
+            training.train(columns)
+        logits = scores.astype(np.float64)
+        losses.append(float(np.mean(np.logaddexp(0, logits) - logits * batch.labels)))
+    seconds = time.process_time() - seconds
+    counts = np.array([len(batch) for batch in batches])
+    is_late = np.cumsum(counts) > min(WARM_UP, counts.sum() / 2)
+    late = np.average(np.array(losses)[is_late], weights=counts[is_late])
+    return Run(float(late), float(np.average(losses, weights=counts)), seconds, training)
+
+
+def compare(name: str, schema: Schema, batches: list[Events], output: TextIO) -> None:
+    """Write the table of one stream."""
+    count = sum(map(len, batches))
+    fixed, tuned = {}, {}
+    for rate, start in zip(FIXED, (*STARTS, *[None] * len(FIXED)), strict=False):
+        fixed[rate] = learn(schema, batches, rate, is_tuned=False)
+        if start is not None:
+            tuned[start] = learn(schema, batches, start, is_tuned=True)
+    best = min(fixed, key=lambda rate: fixed[rate].late)
+    best_whole = min(run.whole for run in fixed.values())
+    seconds = np.mean([run.seconds for run in list(fixed.values())[1:5]])
+    print(f"\n{name}: {count:,} events, best fixed rate {best:.2g}: {fixed[best].late:.5f} late", file=output)
+    print("  fixed, late:", *(f"{rate:.2g} {run.late:.4f}" for rate, run in fixed.items()), file=output)
+    for start, run in tuned.items():
+        assert isinstance(run.training, RateTuning)
+        late, whole = run.late / fixed[best].late - 1, run.whole / best_whole - 1
+        text = f"late {late:+7.2%}   whole {whole:+7.2%}   time {run.seconds / seconds:.1f}"
+        rates = f"switches {run.training.switches:3d}   last rate {run.training.rate:.2g}"
+        print(f"  auto from {start:<6g} {text}   {rates}", file=output, flush=True)
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--streams", default=",".join([*STREAMS, *SIMULATED]), metavar="A,B")
+    parser.add_argument("--events", type=int, default=500_000, metavar="N", help="events per stream")
+    parser.add_argument("--output", type=argparse.FileType("a"), default=sys.stdout, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.streams.split(","):
+        schema, batches = simulate(SIMULATED[name]) if name in SIMULATED else read(options.folder, name, options.events)
+        compare(name, schema, batches, options.output)
+
+
+if __name__ == "__main__":
+    main()

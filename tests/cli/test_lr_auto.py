@@ -1,0 +1,66 @@
+"""`cadam run --lr auto`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cadam.cli.main import main
+from cadam.online import load_model
+from cadam.online.persistence.checkpoints import read_newest
+from tests.online.streams import table
+
+COUNT, BATCH = 1280, 64
+
+
+@pytest.fixture
+def clicks(tmp_path: Path) -> Path:
+    columns = table(COUNT)
+    path = tmp_path / "clicks.csv"
+    rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def run(clicks: Path, *options: object) -> int:
+    columns = ["--label", "click", "--ignore", "event,at", "--model", "fm", "--batch-size", BATCH]
+    folder = clicks.parent / "state"
+    return main(["run", str(clicks), *map(str, columns), "--checkpoint", str(folder), *map(str, options)])
+
+
+def test_switches_are_logged_and_the_saved_model_is_that_of_the_leader(
+    clicks: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    prometheus = clicks.parent / "metrics.prom"
+    assert run(clicks, "--lr", "auto:0.0003", "--events", COUNT // 2) == 0
+    assert run(clicks, "--lr", "auto:0.0003", "--prometheus", prometheus) == 0
+    assert "labeled events: its recent loss is" in caplog.text
+    assert "resumed from" in caplog.text
+    assert "lag  learning" in capfd.readouterr().out
+    state = read_newest(clicks.parent / "state")[1]
+    (group,) = state["optimizer"]["param_groups"]
+    assert group["lr"] > 0.001
+    assert f"cadam_learning_rate {group['lr']!r}" in prometheus.read_text()
+    assert load_model(clicks.parent / "state") is not None
+    assert run(clicks, "--lr", "0.003", "--events", COUNT) == 0
+    assert "the learning rate was" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lr", "auto", "--batch-size", "1"), "--lr auto needs --batch-size 2 or more"),
+        (("--lr", "automatic"), "must be a number, auto or auto:NUMBER, got 'automatic'"),
+        (("--lr", "auto:0"), "a first learning rate above 0"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    clicks: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    try:
+        code = run(clicks, *options)
+    except SystemExit as end:
+        code = end.code  # type: ignore[assignment]
+    assert code == 2
+    assert message in capfd.readouterr().err
