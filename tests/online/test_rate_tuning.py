@@ -160,7 +160,7 @@ def test_candidates_that_diverge_are_deleted_and_leave_the_leader_alone() -> Non
 
 def test_late_labels_are_the_losses_of_the_selection() -> None:
     """Events are predicted first and labeled later; the rate changes when the labels arrive."""
-    learner = tuned(3e-5, labels=LabelOptions(horizon=10_000))
+    learner = tuned(3e-5, labels=LabelOptions())
     batches = stream(16)
     for batch in batches:
         learner.process(replace(batch, labels=None))
