@@ -2,7 +2,7 @@
 
 Copies of the model and the optimizer ("candidates") learn the same events at other learning rates. The candidate with
 the lowest discounted loss so far is the leader: its model makes the predictions, is saved and is exported. The choice
-is that of `RateSelector`, so no prediction uses the label of its own event.
+is that of `RateSelector`, so no prediction uses the label of that event.
 
 Rates lie on a grid of two per decade. The schedule counts labeled events:
 
@@ -128,7 +128,7 @@ class RateTuning(TrainingStep):
         self.labeled = 0
         """The number of labeled events so far."""
         self.switches = 0
-        """How often the leader has changed."""
+        """The number of changes of the leader."""
         self.stage = 0
         """The number of stages that have begun."""
         self.stable_since = 0
