@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cadam.ab.paired_scores import PairedScores
+from cadam.ab.verdict import PairedScores
 from cadam.statistics.intervals import Array
 
 BATCHES, BATCH_SIZE, USERS = 1200, 256, 300

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cadam.ab.analysis import MAX_LOSS, Analysis, constant_loss, log_losses
-from cadam.ab.paired_scores import PairedScores
 from cadam.ab.stream import JudgedEvents
 from cadam.ab.study import Run, Study
+from cadam.ab.verdict import PairedScores
 from cadam.statistics.rate_selection import RateSelector
 
 BATCH, BATCHES = 100, 200

@@ -23,11 +23,11 @@ from ..online.metrics.stream import measure
 from ..statistics.comparison import Better
 from ..statistics.intervals import Array, Interval, interval
 from ..statistics.rate_selection import RateSelector
-from .paired_scores import PairedScores
 from .result import ArmResult, Curve, PairResult, Result
 from .runner import RunCache
 from .stream import JudgedEvents
 from .study import MAX_ADDED_RATES, Run, Study, next_rate
+from .verdict import PairedScores
 
 MAX_LOSS = 15.0
 """The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""

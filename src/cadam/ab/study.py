@@ -87,10 +87,10 @@ def next_rate(rates: tuple[float, ...], upwards: bool) -> float:
 
 
 def segment_ends(batch_ends: list[int]) -> list[int]:
-    """Return the numbers of batches at which all runs have got equally far and the comparison is judged.
+    """Return the ends of the segments, as numbers of batches. At each end, all runs wait and the comparison is judged.
 
     The first segment ends after about `FIRST_SEGMENT` events, and each further end is `SEGMENT_GROWTH` times as many
-    events from the beginning, so that a decision is at most that much later than it could be.
+    events from the beginning. So a decision needs at most `SEGMENT_GROWTH` times the events that would be enough.
 
     Args:
         batch_ends: The number of judged events after each batch.

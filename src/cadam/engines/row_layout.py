@@ -79,7 +79,7 @@ def new_records(
 
 
 class Record(NamedTuple):
-    """The layout of the bytes that a row has in one place."""
+    """The layout of one record: the values of a row that are stored next to each other."""
 
     parts: dict[str, tuple[torch.dtype, torch.Size, int]]
     """The dtype, shape and size in bytes of each part by name."""
@@ -92,7 +92,7 @@ class Record(NamedTuple):
         return -(-sum(size for _, _, size in self.parts.values()) // self.alignment) * self.alignment
 
     def is_layout_of(self, state: Mapping[str, Any]) -> bool:
-        """Whether the tensors of a state are parts of such records in one memory."""
+        """Whether the tensors of a state are views into one storage that has this layout."""
         tensors = [(state.get(name), dtype) for name, (dtype, _, _) in self.parts.items()]
         if any(x is None or x.dtype != dtype or x.stride(0) * x.itemsize != self.size for x, dtype in tensors):
             return False
@@ -113,7 +113,10 @@ def _records(param: Tensor, quantized: Sequence[str], row_moments: Sequence[str]
 
 
 def savable(state: Any) -> Any:
-    """Return a state that torch.save accepts: it refuses bytes and floats in the same memory, as records have them."""
+    """Return a state that torch.save accepts.
+
+    torch.save refuses tensors of different dtypes in one storage, so parts of records are copied.
+    """
     if not isinstance(state, Mapping):
         return state
     tensors = {name: x for name, x in state.items() if isinstance(x, Tensor) and x.layout is torch.strided}
@@ -126,7 +129,8 @@ def savable(state: Any) -> Any:
 def move_out_of_records(state: dict[str, Any], names: Iterable[str], param: Tensor) -> None:
     """Copy buffers from records to their own memory, unless a CUDA graph uses their addresses.
 
-    The state may come from another device, the gradient may have become dense, or the options may have changed.
+    This is needed when records are no longer used: the state was loaded from another device, the gradient became dense,
+    or the options changed.
     """
     present = [name for name in names if name in state]
     if _must_stay(state, present, param.device):

@@ -104,6 +104,7 @@ class _Layout:
 
     def __init__(self, model: Linear, optimizer: torch.optim.Optimizer) -> None:
         self.modules = list(model.modules())
+        self.types = list(map(type, self.modules))
         self.params = list(model.parameters())
         self.owners = [
             (entries, name, value)
@@ -124,7 +125,9 @@ class _Layout:
         """Whether nothing has changed on which the support of model and optimizer depends."""
         return (
             all(entries.get(name) is value for entries, name, value in self.owners)
+            and list(map(type, self.modules)) == self.types
             and not self._has_hooks()
+            and not self._has_other_forward()
             and self._addresses(model) == self.addresses
             and [len(group["params"]) for group in optimizer.param_groups] == self.groups
             and all(kind.forward is forward for kind, forward in _FORWARD.items())
@@ -139,11 +142,15 @@ class _Layout:
             or bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
         )
 
+    def _has_other_forward(self) -> bool:
+        """Whether a module has its own function `forward` instead of that of its class."""
+        return any("forward" in vars(module) for module in self.modules)
+
     def find_unsupported(self, model: Linear) -> str | None:
         """Return what is not supported about a model, or None."""
         if (reason := model.inputs.find_uncompiled()) is not None:
             return reason
-        if self._has_hooks() or any("forward" in vars(module) for module in self.modules):
+        if self._has_hooks() or self._has_other_forward():
             return "the model or a parameter has hooks or another forward, or autocast is on"
         if any(kind.forward is not forward for kind, forward in _FORWARD.items()):
             return "the forward of a ready-made model has been replaced"
@@ -190,7 +197,7 @@ class FusedPass:
         self.weights, self.biases = [x.weight.detach() for x in layers], [x.bias.detach() for x in layers]
         inputs = self.batch.embedded.view(count, -1)
         self.outputs = [inputs, *(inputs.new_empty(count, len(weight)) for weight in self.weights)]
-        """The embeddings, and the output of each layer, from the second on after its ReLU."""
+        """The embeddings, then the output of each layer: of hidden layers after the ReLU, and last the scores."""
         self.output_grads = [torch.empty_like(output) for output in self.outputs] if layers else []
         self.scores, self.errors = torch.empty(count), torch.empty(count)
         self.term_grads = self.errors if dtype == torch.float32 else torch.empty(count, dtype=dtype)

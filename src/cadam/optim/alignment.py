@@ -19,8 +19,8 @@ class Ratio:
 
     Attributes:
         aligned: Elements whose momentum and gradient agreed in sign.
-        touched: Elements that a gradient contained: of a sparse gradient, those of its rows.
-        seen: All elements of the parameter, in each step.
+        touched: Elements of gradients, summed over steps; a sparse gradient has only the rows that it contains.
+        seen: The number of elements of the parameter times the number of steps.
     """
 
     aligned: int

@@ -529,7 +529,10 @@ def _defaults_of(cls: type[Optimizer]) -> Mapping[str, Any]:
 
 
 def _bypass_hooks(unhooked: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that calls `hooked` only if there are hooks or a profiler, whose context outlasts a small step."""
+    """Return a step that calls `hooked`, torch's wrapper, only if a hook or a profiler is active.
+
+    Entering the context of the wrapper takes longer than a small step.
+    """
 
     @wraps(unhooked)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -558,7 +561,7 @@ def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Return a step count in float32, on the CPU unless it is captured: reading it there does not wait for a device."""
     if group["capturable"]:  # torch.tensor would copy from the host, which a capture does not allow.
         return torch.full((), value, dtype=torch.float32, device=param.device)
-    return torch.tensor(value, dtype=torch.float32, device="cpu")  # FakeTensorMode knows the value of this tensor.
+    return torch.tensor(value, dtype=torch.float32, device="cpu")  # FakeTensorMode can read it.
 
 
 def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:

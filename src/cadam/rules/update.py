@@ -98,11 +98,11 @@ class Update:
 
     @property
     def neutral_coefficients(self) -> dict[str, float]:
-        """The coefficients of `general` that this update does not have, with values that have no effect."""
+        """Values that turn the features of `general` off that this update does not have; NaN turns the mask off."""
         return {"l2": 0.0, "shrink": 1.0, "unscale": 1.0, "threshold": 0.0 if self.confidence else math.nan}
 
     def general_coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
-        """Return the coefficients with which `general` computes this update."""
+        """Return all coefficients with which `general` computes this update; `unscale` has the sign of `maximize`."""
         c = {**self.neutral_coefficients, **self.coefficients(t, o, f, grad_scale)}
         if self.maximize:
             c["unscale"] = -c["unscale"]

@@ -153,7 +153,7 @@ class Client:
         return self._requests.predictions(self._post("/predict", self._requests.with_ids(events)))
 
     def learn(self, events: Iterable[Mapping[str, Any]]) -> list[Prediction]:
-        """Learn events with labels, and return their predictions, which were made before. Raises as `predict`."""
+        """Send labeled events for training, and return their earlier predictions. Raises the errors of `predict`."""
         return self._requests.predictions(self._post("/learn", self._requests.with_ids(events)))
 
     def feedback(self, labels: Mapping[Any, Any]) -> dict[str, Any]:

@@ -18,7 +18,10 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose headers are bounded in size and time. Beyond a number of connections, the oldest idle ends."""
+    """A connection with limits on the size and the time of its headers.
+
+    If there are more than `max_connections`, the oldest idle connection is closed.
+    """
 
     max_connections = 10_000
     _open: dict[BoundedProtocol, None] = {}
@@ -59,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def _headers_end_late(self, data: bytes) -> bool:
-        """Whether the headers do not end within the allowed bytes; what follows may be a body."""
+        """Whether the headers do not end within the allowed bytes. Later bytes may belong to the body."""
         return b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]
 
     def on_headers_complete(self) -> None:

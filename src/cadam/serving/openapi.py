@@ -109,7 +109,7 @@ def _event(schema: Schema) -> Json:
 
 
 def _value(kind: Kind) -> Json:
-    """Describe a value of a kind."""
+    """Return the JSON schema of a value in a column of this kind."""
     if kind.length and kind.name not in ("clock", "words"):
         return {"type": ["array", "null"] if kind.optional else "array"}
     names = {

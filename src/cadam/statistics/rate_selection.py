@@ -96,8 +96,8 @@ class RateSelector:
         """Add the losses of the next events.
 
         Args:
-            losses: The mean loss of these events at every rate. A rate whose loss is not finite has diverged and is
-                never named again.
+            losses: The mean loss of these events at every rate. A rate whose loss is not finite has diverged and
+                never leads again.
             count: The number of these events.
 
         Raises:

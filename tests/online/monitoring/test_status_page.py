@@ -213,6 +213,7 @@ def test_the_page_compares_the_model_with_the_best_constant_of_the_last_labels()
     stand_in: Any = SimpleNamespace(log_loss=total, resumed_at=0)
     for number in range(200):
         total.count += 100
+        total.weight += 100
         total.positives += 50 if number < 100 else 10
         total.loss += 100.0 if number < 100 else 20.0
         window = recent.advance(stand_in)

@@ -20,9 +20,9 @@ from .schema import Schema
 from .sources import Source, open_source
 
 SECONDS_BETWEEN_CHECKS = 0.05
-"""How long to wait for the thread that reads labels before checking again whether it has caught up."""
+"""The time to wait for the thread that reads labels before checking again whether it has caught up."""
 MAX_BATCHES_AHEAD = 4
-"""How many batches of labels the thread reads ahead."""
+"""The number of batches of labels that the thread reads ahead."""
 
 
 def open_with_labels(

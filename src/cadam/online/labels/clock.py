@@ -28,7 +28,7 @@ class StreamClock:
         self.events_ahead = 0
         """The number of consecutive events beyond the horizon that are not confirmed yet."""
         self.first_unconfirmed = 0
-        """The number of the first pending event that arrived since the unconfirmed jump."""
+        """The position of the first event, among all events so far, that arrived since the unconfirmed jump."""
 
     @property
     def label_arrival(self) -> float:

@@ -35,13 +35,13 @@ BLOCK = 2000
 FALSE_ALARM_RATE = 1e-3
 """The largest number of false alarms per block, in expectation: one in 1,000 blocks, two million labeled events."""
 PRIOR_WEIGHT = 0.1
-"""The prior of the t test, in blocks. With a small weight the sequences become finite after six blocks."""
+"""The weight of the prior of the t test, in blocks. A small weight gives finite intervals after few blocks."""
 MAX_STARTS = 32
 """The number of moments at which a confidence sequence is started and kept."""
 BUCKETS = 32
 """The number of buckets of the histogram of a feature."""
 COUNTED_BLOCKS, SAMPLE = 4, 256
-"""Features are counted in every fourth block, and of up to this many events, because counting takes time."""
+"""Features are counted in one of four blocks, for at most 256 events, because counting takes time."""
 NAMED_FEATURES = 3
 """The number of features that an alarm names."""
 MIN_DIVERGENCE = 0.01
@@ -87,9 +87,9 @@ class RiseDetector:
         self.squares: Array = np.empty(0)
         """The mean of the values of each sequence, and the sum of their squared deviations from it."""
         self.lowest_uppers: Array = np.empty(0)
-        """The lowest upper end that each sequence, or a removed one before it, has had."""
+        """For each sequence, the lowest of its upper ends so far; that of a removed sequence passes to the next one."""
         self.rise_start = 0
-        """After an alarm: the number of values before the sequence whose lower end is too high."""
+        """After an alarm: the number of values before the rise, at which the sequence that is too high begins."""
 
     def add(self, value: float) -> bool:
         """Add a value and return whether it raises an alarm."""
@@ -110,9 +110,10 @@ class RiseDetector:
         return bool(excess[highest] > 0)
 
     def find_redundant(self) -> int | None:
-        """Return the index of the start that is closest to its neighbors, in proportion to its age, if there are many.
+        """Return the index of the start to remove, or None if there are at most `MAX_STARTS`.
 
-        The starts that remain are dense among recent values and sparse among old ones.
+        It has the smallest distance to its neighbors in proportion to its age. The starts that remain are dense among
+        recent values and sparse among old ones.
         """
         if len(self.starts) <= MAX_STARTS:
             return None

@@ -109,7 +109,8 @@ def families(learner: Learner, values: Mapping[str, float] | None = None) -> lis
         if key == "events/total":
             continue  # the number of labeled events, which is also reported as `labeled`
         label = "parameter" if name.startswith("alignment") else "feature" if name == "drift_feature" else "scope"
-        gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: printable(rest)} if rest else {}, value)
+        text = rest if label == "parameter" else printable(rest)  # names of parameters are those of the model's code
+        gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: text} if rest else {}, value)
     return [*counters, *gauges.values()]
 
 

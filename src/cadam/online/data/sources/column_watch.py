@@ -46,7 +46,7 @@ class ColumnWatch:
         self._known.update(names)
 
     def check_batch(self, batch: Batch) -> None:
-        """Check the events of a batch of records, which may have different columns."""
+        """Report columns that all recent records lack. The records of a batch may have different columns."""
         count = 0 if batch.events is None else len(batch.events)
         for name in {*self._events_without, *batch.missing_columns} if count else ():
             is_absent = batch.missing_columns.get(name) == count

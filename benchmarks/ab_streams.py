@@ -3,7 +3,7 @@
 The streams have the same users and items. In "stationary", tastes stay. In "drift", the tastes of users and the
 qualities of items are random walks. In "turnover", the catalog changes: an item is offered for a tenth of the stream.
 
-    python benchmarks/click_streams.py FOLDER [--events 60000] [--arms adam,cadam]
+    python benchmarks/ab_streams.py FOLDER [--events 60000] [--arms adam,cadam]
 """
 
 from __future__ import annotations
