@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -44,3 +46,8 @@ def test_every_path_of_the_guide_for_contributors_exists() -> None:
             if not (ROOT / path).exists() and not (ROOT / "src" / "cadam" / path).exists():
                 missing.append(path)
     assert missing == []
+
+
+def test_modules_that_the_documentation_uses_as_attributes_need_no_import() -> None:
+    code = "import cadam; cadam.optim.ddp.gather_rows; cadam.optim.sparse_update.update_; cadam.sparse_update.new_state"
+    subprocess.run([sys.executable, "-c", code], check=True)
