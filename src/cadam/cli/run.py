@@ -269,7 +269,7 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
 def restore(job: Job) -> None:
     """Load the newest checkpoint if there is one, else the files of `--warm-start`.
 
-    The learning rate and the optimizer options of the command replace those of the checkpoint.
+    The learning rate, if it was given, and the optimizer options of the command replace those of the checkpoint.
 
     Args:
         job: the job, whose learner is changed.
@@ -284,7 +284,8 @@ def restore(job: Job) -> None:
         path, state = newest
         with _checkpoint_errors(job, compare_config=True), expect_valid_content(path):
             _check_metrics(state["metrics"][1:], job)
-            new_options = job.optimizer.options if learner.rate_tuning else {"lr": job.lr, **job.optimizer.options}
+            is_rate_kept = options.lr is None or learner.rate_tuning is not None
+            new_options = {**({} if is_rate_kept else {"lr": job.lr}), **job.optimizer.options}
             optimizer_state = with_options(state["optimizer"], new_options)
             for candidate in ((state.get("rate_tuning") or {}).get("candidates") or {}).values():
                 candidate["optimizer"] = with_options(candidate["optimizer"], job.optimizer.options)

@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     def announce() -> None:
         print(f"serving {supervisor.url} from {printable(config.folder)}", flush=True)
 
+    print("cadam serve: starting, which takes a few seconds", file=sys.stderr, flush=True)
     supervisor.run(announce)
     return DONE
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ logger = logging.getLogger("cadam.serving")
 
 SECONDS_TO_END = 30.0
 """The time that a process may take to end before it is killed: the learner writes a checkpoint."""
+SECONDS_FOR_READINESS = 1.0
 SECONDS_BETWEEN_CHECKS = 0.05
 STABLE_SECONDS = 10.0
 """A process that has run for longer is restarted at once if it dies."""
@@ -144,23 +146,38 @@ class Supervisor:
             for number in range(1, workers + 1)
         ]
 
-    def run(self, on_start: Callable[[], None] | None = None) -> None:
-        """Run the service until `stop` is called."""
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Run the service until `stop` is called.
+
+        Args:
+            on_ready: Is called once, when the service can answer predictions.
+        """
         children = [self.learner, *self.fronts]
         try:
             for child in children:
                 child.start()
-            if on_start is not None:
-                on_start()
+            is_ready = False
             while not self._stop.wait(SECONDS_BETWEEN_CHECKS):
                 for child in children:
                     child.check()
+                if not is_ready and self._answers_ready():
+                    is_ready = True
+                    on_ready()
         finally:
             self._listener.close()
             for child in (*self.fronts, self.learner):  # the learner also learns what the fronts have just accepted
                 child.end()
             shutil.rmtree(self._runtime, ignore_errors=True)
             self._lock.release()
+
+    def _answers_ready(self) -> bool:
+        """Whether a front has a snapshot of the model to predict with."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{self.url}readyz", timeout=SECONDS_FOR_READINESS):
+                return True
+        except OSError:  # nothing listens yet, or the status is 503
+            return False
 
     def stop(self) -> None:
         """Let `run` end."""

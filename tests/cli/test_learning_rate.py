@@ -1,4 +1,4 @@
-"""`cadam run --lr auto`."""
+"""The learning rate of `cadam run`: fixed, kept when a run resumes, or tuned with `--lr auto`."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ def test_switches_are_logged_and_the_saved_model_is_that_of_the_leader(
     assert load_model(clicks.parent / "state") is not None
     assert run(clicks, "--lr", "0.003", "--events", COUNT) == 0
     assert "the learning rate was" in caplog.text
+
+
+def test_a_run_that_resumes_without_a_rate_keeps_its_rate(clicks: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert run(clicks, "--lr", "0.03", "--events", COUNT // 2) == 0
+    assert run(clicks) == 0
+    assert "the learning rate was" not in caplog.text
+    (group,) = read_newest(clicks.parent / "state")[1]["optimizer"]["param_groups"]
+    assert group["lr"] == 0.03
 
 
 @pytest.mark.parametrize(
