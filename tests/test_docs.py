@@ -99,7 +99,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert {name: named[name] for name in pages if name != "index"} == {n: 1 for n in pages if n != "index"}
 
 
-@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("furo")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path)]

@@ -62,15 +62,14 @@ class ConfidenceSequence:
     Raises:
         ValueError: If an argument is out of range.
 
-    Example:
-        ```python
+    Example::
+
         sequence = ConfidenceSequence()
         for difference, events in batches:  # the mean difference of the losses of a batch, and its number of events
             sequence.update(difference, events)
             if sequence.excludes_zero:
                 break
         print(sequence.interval)
-        ```
     """
 
     def __init__(self, alpha: float = 0.05, first_check: int = FIRST_CHECK, lag: int = 0) -> None:
