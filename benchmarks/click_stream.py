@@ -26,6 +26,7 @@ def write_clicks(path: Path, count: int) -> None:
     columns: dict[str, Any] = {f"n{i}": random.lognormal(size=count) for i in range(NUMBERS)}
     for i in range(CATEGORIES):
         ids = (10 ** (1 + 4 * i / CATEGORIES) * random.random(count) ** 3).astype(np.int64)
-        columns[f"c{i}"] = pa.array([f"{value:08x}" for value in ids.tolist()]).dictionary_encode()
+        values, codes = np.unique(ids, return_inverse=True)
+        columns[f"c{i}"] = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), [f"{v:08x}" for v in values])
     columns["click"] = (random.random(count) < 0.25).astype(np.int8)
     pq.write_table(pa.table(columns), path)

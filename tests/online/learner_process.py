@@ -112,9 +112,9 @@ def live(kind: str, place: str, folder: Path, seconds: float | None) -> bool:
     return False
 
 
-def main(kind: str, place: str, folder: Path, kills: int) -> None:
+def main(kind: str, place: str, folder: Path, kills: int, seed: int | None = None) -> None:
     torch.set_num_threads(1)
-    chance = random.Random(kills)
+    chance = random.Random(kills if seed is None else seed)
     folder.mkdir(exist_ok=True)
     (folder / "whole").mkdir()
     start = time.monotonic()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.events import FEATURE_PREFIX, Array, Columns
+from .graph_step import GraphStep
 from .models.compiled_inputs import DONE, HOOKS, CompiledInputs, InputBatch, compiled_inputs
 from .models.inputs import KERNEL_CONSTANTS, Inputs
 from .models.model_file import LOG_LOSS
@@ -30,6 +31,8 @@ _FORWARD = {kind: kind.forward for kind in (*MODELS, Inputs)}
 
 def create_training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> TrainingStep:
     """Return the fastest implementation of the training step for a model, an optimizer and a loss."""
+    if any(param.device.type == "cuda" for param in model.parameters()):
+        return GraphStep(model, optimizer, loss)
     kind = FusedStep if type(model) in MODELS and loss is LOG_LOSS else TrainingStep
     return kind(model, optimizer, loss)
 

@@ -35,6 +35,7 @@ from ..printable import printable
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
 from .fused_step import FusedStep, create_training_step
+from .graph_step import GraphStep
 from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
@@ -627,6 +628,9 @@ class Learner:
         """A description of how the model is trained, and of the reason if compiled code is not used."""
         if self.per_event is None:
             step = self.training if self.rate_tuning is None else self.rate_tuning.leader
+            if isinstance(step, GraphStep):
+                graphs = "as CUDA graphs" if step.unsupported is None else f"not as CUDA graphs: {step.unsupported}"
+                return f"in batches, {graphs}"
             if isinstance(step, FusedStep) and step.find_unsupported() is None:
                 return "in batches, with a fused training step"
             layers = [module for module in self.model.modules() if isinstance(module, Inputs)]

@@ -121,7 +121,10 @@ class TrainingStep:
         return scores, failures
 
     def _forward(self, features: Columns, count: int) -> Tensor:
-        scores = self.model(**cast_features(self._to_tensors(features), self._feature_dtype))
+        return self._call_model(self._to_tensors(features), count)
+
+    def _call_model(self, features: dict[str, Tensor], count: int) -> Tensor:
+        scores = self.model(**cast_features(features, self._feature_dtype))
         if not isinstance(scores, Tensor) or scores.numel() != count:
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ModelOutputError(f"the model must return one score per event: {count} events gave {shape}")

@@ -79,16 +79,21 @@ def test_every_model_learns_an_informative_feature(name: str) -> None:
 
 def normalized(numbers: np.ndarray, batch_size: int = 100) -> np.ndarray:
     """Ranks of numbers that are learned in batches, each by the batches before it."""
-    layer, parts = NumberNormalizer(numbers.shape[1]).train(), range(0, len(numbers), batch_size)
-    return np.concatenate([layer(torch.from_numpy(numbers[at : at + batch_size]))[0].numpy() for at in parts])
+    layer, ranks = NumberNormalizer(numbers.shape[1]), []
+    for start in range(0, len(numbers), batch_size):
+        batch = torch.from_numpy(numbers[start : start + batch_size])
+        ranks.append(layer(batch)[0].numpy())
+        layer.add(batch)
+    return np.concatenate(ranks)
 
 
 def test_numbers_are_normalized_to_ranks_among_earlier_numbers_only() -> None:
-    layer = NumberNormalizer(1).train()
-    first, _ = layer(torch.tensor([[3.0], [1.0], [2.0], [2.0]]))
+    layer, batch = NumberNormalizer(1), torch.tensor([[3.0], [1.0], [2.0], [2.0]])
+    first, _ = layer(batch)
     assert first.flatten().tolist() == [0.5] * 4  # there is no earlier number
+    layer.add(batch)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    ranks, missing = layer.eval()(torch.tensor([[0.0], [2.0], [9.0], [math.nan]]))
+    ranks, missing = layer(torch.tensor([[0.0], [2.0], [9.0], [math.nan]]))
     assert ranks.flatten().tolist() == pytest.approx([0.1, 0.5, 0.9, 0.5])
     assert missing.flatten().tolist() == [False, False, False, True]
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
@@ -97,9 +102,9 @@ def test_numbers_are_normalized_to_ranks_among_earlier_numbers_only() -> None:
 def test_the_sample_of_numbers_represents_at_least_the_last_half_of_the_events() -> None:
     numbers = np.stack([np.random.default_rng(0).normal(size=40_000), np.arange(40_000.0)], 1)
     numbers[::4, 0] = np.nan
-    layer = NumberNormalizer(2).train()
+    layer = NumberNormalizer(2)
     for part in np.split(numbers, [1, 50, 5_000, 5_001, 10_000, 15_000, 20_000, 25_000, 30_000]):  # batches of any size
-        layer(torch.from_numpy(part))
+        layer.add(torch.from_numpy(part))
     assert layer.count.tolist() == [30_000, 40_000]
     assert bool((layer.sample.diff(dim=1) >= 0).all())
     probabilities = np.linspace(0.05, 0.95, 10)

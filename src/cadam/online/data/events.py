@@ -6,10 +6,11 @@ single events in Python.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from ...printable import printable
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
+_Column = TypeVar("_Column")
+"""An array, or a tensor with the same values."""
 
 FEATURE_PREFIX = "feature/"
 """The prefix of feature names in the dict that `Events.columns` returns."""
@@ -85,10 +88,16 @@ class Events:
 
     def take(self, rows: Any) -> Events:
         """Return the events that a mask, an array of row indices or a slice selects."""
-        return Events.from_columns({name: values[rows] for name, values in self.columns().items()})
+        taken = copy.copy(self)  # without checking the columns again
+        taken.features = {name: values[rows] for name, values in self.features.items()}
+        taken.labels, taken.ids, taken.users, taken.time, taken.weights = (
+            None if values is None else values[rows]
+            for values in (self.labels, self.ids, self.users, self.time, self.weights)
+        )
+        return taken
 
 
-def select_features(columns: Columns) -> Columns:
+def select_features(columns: Mapping[str, _Column]) -> dict[str, _Column]:
     """Return the features among columns that `Events.columns` returned, without the prefix of their names."""
     return {
         name.removeprefix(FEATURE_PREFIX): values for name, values in columns.items() if name.startswith(FEATURE_PREFIX)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ class NumberNormalizer(nn.Module):
 
     A rank depends only on the order of the numbers. So the unit and the origin of a number do not matter, nor do its
     distribution and single outliers. The samples are buffers in float64 and part of the model's state. A batch is
-    normalized by the sample from before the batch; if it is a training batch, it is added to the sample afterwards.
+    normalized by the sample from before the batch; a training batch is added to the sample afterwards, by `add`.
     Missing numbers, and all numbers before the first training batch, have the rank 0.5.
 
     The sample of a number contains its first `SAMPLE_SIZE` values. From then on, every value, every second, every
@@ -77,14 +79,28 @@ class NumberNormalizer(nn.Module):
         # The mean of the two counts is the middle of equal values.
         ranks = (below + not_above + 1).T / (2.0 * (self.count.clamp_max(SAMPLE_SIZE) + 1).double())
         # An infinite number makes the score nan.
-        ranks = torch.where(missing, 0.5, torch.where(numbers.isinf(), math.nan, ranks))
-        if self.training:
-            self._update(values, ~missing.T)
-        return ranks, missing
+        return torch.where(missing, 0.5, torch.where(numbers.isinf(), math.nan, ranks)), missing
+
+    def normalize(self, numbers: Tensor, bin_starts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the ranks as normal numbers, and the rows of their bins, both (batch, columns)."""
+        if (kernels := _kernels(numbers)) is not None:
+            values = numbers.double().contiguous()
+            ranked: tuple[Tensor, Tensor] = kernels.rank_numbers(
+                values, self.sample, self.count, bin_starts, dtype, BINS
+            )
+            return ranked
+        ranks, missing = self(numbers)
+        # sigmoid(1.702 x) approximates the normal distribution function, so this maps ranks to normal numbers.
+        scaled = (torch.logit(ranks) / 1.702).to(dtype)
+        return scaled, torch.where(missing, BINS, (BINS * ranks.nan_to_num(0.5)).long()) + bin_starts
 
     @torch.no_grad()
-    def _update(self, values: Tensor, present: Tensor) -> None:
-        """Add a batch (columns, batch) to the samples."""
+    def add(self, numbers: Tensor) -> None:
+        """Add a batch of numbers (batch, columns) to the samples."""
+        if (kernels := _kernels(numbers)) is not None:
+            kernels.add_numbers(numbers.double().contiguous(), self.sample, self.count, SLOT_STRIDE, MAX_SHIFT)
+            return
+        values, present = numbers.double().T.contiguous(), ~numbers.isnan().T
         shift = (torch.frexp(self.count.double() / SAMPLE_SIZE).exponent - 1).clamp(0, MAX_SHIFT).long().unsqueeze(1)
         index = self.count.unsqueeze(1) + present.cumsum(1) - 1
         number = index >> shift
@@ -92,13 +108,23 @@ class NumberNormalizer(nn.Module):
         # If there are more than SAMPLE_SIZE replacements, only the last ones remain.
         is_last = number > ((self.count.unsqueeze(1) - 1) >> shift) - SAMPLE_SIZE
         is_sampled = present & is_last & (number << shift == index)
-        if not bool(is_sampled.any()):
+        if is_sampled.device.type == "cpu" and not bool(is_sampled.any()):  # on other devices, the host would wait
             return
         slots = torch.where(index < SAMPLE_SIZE, index, number * SLOT_STRIDE % SAMPLE_SIZE)
         # Other values are written to an additional slot. With the maximum, the order of equal slots does not matter.
         extended = nn.functional.pad(self.sample, (0, 1))
         extended.scatter_reduce_(1, torch.where(is_sampled, slots, SAMPLE_SIZE), values, "amax", include_self=False)
         self.sample.copy_(extended[:, :SAMPLE_SIZE].sort(1).values)
+
+
+def _kernels(numbers: Tensor) -> ModuleType | None:
+    """Return the kernels for numbers on a CUDA device, or None if operations of torch are used."""
+    if numbers.device.type != "cuda" or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    try:
+        return import_module(".number_kernels", __package__)
+    except ImportError:  # without Triton
+        return None
 
 
 def feature_dtype(model: nn.Module) -> torch.dtype:
@@ -185,27 +211,33 @@ class Inputs(nn.Module):
 
     def forward_with_torch(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute the outputs with operations of torch, on any device and in any dtype."""
-        embedded: list[Tensor] = []
-        terms: list[Tensor] = [self.bias]
+        rows: list[Tensor] = []
+        weights: list[Tensor | None] = []
+        """For each part of the rows: the weights with which they are summed, or None if each row is a field."""
+        scaled: Tensor | None = None
         if self.single_ids:
-            ids = torch.stack([features[name] for name in self.single_ids], 1)
-            self._look_up(ids + self.starts, embedded, terms)
+            rows.append(torch.stack([features[name] for name in self.single_ids], 1) + self.starts)
+            weights.append(None)
         for name in self.id_lists:
             ids = features[name]
-            weights = (ids > 0).float() if self.zero_is_missing[name] else torch.ones_like(ids, dtype=torch.float32)
-            weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
-            self._look_up(ids + self.row_ranges[name][0], embedded, terms, weights)
+            present = (ids > 0).float() if self.zero_is_missing[name] else torch.ones_like(ids, dtype=torch.float32)
+            rows.append(ids + self.row_ranges[name][0])
+            weights.append(present / present.sum(1, keepdim=True).clamp_min(1))
         if self.numbers:
             columns = [features[name].reshape(len(features[name]), -1) for name in self.numbers]
-            ranks, missing = self.normalizer(torch.cat(columns, 1))
-            # sigmoid(1.702 x) approximates the normal distribution function, so this maps ranks to normal numbers.
-            scaled = (torch.logit(ranks) / 1.702).to(self.bias.dtype)
-            bins = torch.where(missing, BINS, (BINS * ranks.nan_to_num(0.5)).long())
-            self._look_up(bins + self.bin_starts, embedded, terms)
-            if self.vectors is not None:
-                embedded[-1] = embedded[-1] + scaled.unsqueeze(2) * self.vectors
-            if self.slopes is not None:
-                terms.append(scaled @ self.slopes)
+            numbers = torch.cat(columns, 1)
+            scaled, bins = self.normalizer.normalize(numbers, self.bin_starts, self.bias.dtype)
+            rows.append(bins)
+            weights.append(None)
+        embedded = self._look_up(self.table, rows, weights)
+        values = self._look_up(self.linear, rows, weights)
+        terms = [self.bias, *(part.squeeze(2).sum(1) for part in values)]
+        if scaled is not None and self.training:  # after the lookups, which fail if an id is not a row of the table
+            self.normalizer.add(numbers)
+        if scaled is not None and self.vectors is not None:
+            embedded[-1] = embedded[-1] + scaled.unsqueeze(2) * self.vectors
+        if scaled is not None and self.slopes is not None:
+            terms.append(scaled @ self.slopes)
         total = terms[0]
         for term in terms[1:]:
             total = total + term
@@ -214,13 +246,16 @@ class Inputs(nn.Module):
         vectors = torch.cat(embedded, 1)
         return vectors, total + pairwise_interactions(vectors) if self.has_pairs else total
 
-    def _look_up(
-        self, rows: Tensor, embedded: list[Tensor], terms: list[Tensor], weights: Tensor | None = None
-    ) -> None:
-        """Append the embeddings and the linear terms of rows; with weights, their weighted sums."""
-        if self.table is not None:
-            vectors = self.table(rows)
-            embedded.append(vectors if weights is None else (vectors * weights.unsqueeze(2)).sum(1, keepdim=True))
-        if self.linear is not None:
-            values = self.linear(rows).squeeze(2)
-            terms.append((values if weights is None else values * weights).sum(1))
+    @staticmethod
+    def _look_up(table: nn.Embedding | None, rows: list[Tensor], weights: list[Tensor | None]) -> list[Tensor]:
+        """Return the vectors of each part of the rows (batch, fields, width); with weights, their weighted sum.
+
+        All parts are looked up at once: adding sparse gradients of several lookups would wait for the device.
+        """
+        if table is None or not rows:
+            return []
+        parts = torch.split(table(torch.cat(rows, 1)), [part.shape[1] for part in rows], 1)
+        return [
+            vectors if each is None else (vectors * each.unsqueeze(2)).sum(1, keepdim=True)
+            for vectors, each in zip(parts, weights, strict=True)
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import isfunction
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -62,6 +62,12 @@ _CLASS_METADATA: tuple[str, ...] = (
     "__orig_bases__",
 )
 _CLASS_METADATA += ("__annotate_func__", "__annotations_cache__", "__parameters__")
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_MUTATOR_NAMES = """
+append extend insert pop popitem remove discard clear update setdefault add sort reverse
+"""
+_MUTATORS = frozenset(_MUTATOR_NAMES.split())
+"""Methods that change a list, a set or a dict."""
 _UNUSED_METHODS = ("__init__", "__repr__", "extra_repr")
 """Methods that neither `forward` nor a change of the mode calls."""
 
@@ -92,6 +98,26 @@ def declared_modules(model: nn.Module) -> list[nn.Module]:
     return [module for child in model.children() for module in declared_modules(child)]
 
 
+def has_only_known_code(model: nn.Module, loss: Callable[..., Tensor]) -> bool:
+    """Return whether all Python code of a model and a loss is known to depend on nothing but their inputs.
+
+    A CUDA graph repeats what the device did, without the Python code. The declaration `same_in_training` of a module of
+    the user's own is not enough, because it says nothing about, for example, a counter in Python.
+    """
+    analysis = _Analysis(model)
+    return (
+        all(_is_own(type(module)) for module in declared_modules(model))
+        and analysis.is_same()
+        and (_is_own(loss) or analysis.is_known_loss(loss))
+        and not analysis.may_change_containers
+    )
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a class or a function belongs to this package."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+
+
 class _Analysis:
     """The modules of a model that do not declare whether they are the same, and the code of those of the user."""
 
@@ -113,6 +139,21 @@ class _Analysis:
             for name in names
         }
         self.seen: set[FunctionType] = set()
+        self.has_containers = self.has_mutators = False
+
+    @property
+    def may_change_containers(self) -> bool:
+        """Whether the code calls a method such as `append`, and there is a list, set or dict that it could belong to.
+
+        A list that only exists during a call does not matter, but a method is known by its name alone.
+        """
+        return self.has_containers and self.has_mutators
+
+    def is_known_loss(self, loss: Any) -> bool:
+        """Return whether a loss is one of torch, or a function whose code is known."""
+        if isinstance(loss, nn.Module):
+            return type(loss).__module__ == "torch.nn.modules.loss"
+        return self._is_known_value(loss) or (isfunction(loss) and self._is_known(loss))
 
     def is_same(self) -> bool:
         if self.declares_difference:
@@ -124,11 +165,14 @@ class _Analysis:
             return False
         if isinstance(module, nn.RNNBase) and module.dropout != 0:
             return False
-        return all(
-            self._is_plain(value)
+        values = {
+            name: value
             for name, value in vars(module).items()
             if not (name == "_flat_weight_refs" and isinstance(module, nn.RNNBase))
-        )
+        }
+        own = [value for name, value in values.items() if name not in _MODULE_ATTRIBUTES]
+        self.has_containers |= any(isinstance(value, (list, set, dict)) for value in own)
+        return all(map(self._is_plain, values.values()))
 
     def _has_known_code(self, owner: type) -> bool:
         if owner.__module__.partition(".")[0] == "torch":
@@ -186,12 +230,14 @@ class _Analysis:
     def _is_known_attribute(self, name: str) -> bool:
         if _is_forbidden(name):
             return False
+        self.has_mutators |= name in _MUTATORS
         functions = [_function(vars(owner)[name]) for owner in self.owners if name in vars(owner)]
         if not all(self._is_known(function) for function in functions if function is not None):
             return False
         return bool(functions) or name in self.attributes or name in _ATTRIBUTES or name in ("nn", "functional")
 
     def _is_known_value(self, value: Any) -> bool:
+        self.has_containers |= isinstance(value, (list, set, dict))
         if isinstance(value, ModuleType):
             return value in _NAMESPACES
         if id(value) in _FUNCTIONS:

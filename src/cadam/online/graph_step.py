@@ -1,0 +1,255 @@
+"""The training step on a CUDA device, captured once for each batch size as CUDA graphs and then replayed.
+
+A step of a small model consists of hundreds of short kernels. Launching them one by one takes the host longer than the
+device needs to execute them; a graph is launched at once. There are two graphs, so that a batch with a score that is
+not finite changes nothing. The first one copies the batch from pinned memory, computes the scores and copies them back.
+The second one computes the loss and the gradients and takes the optimizer step. The host waits only for the first one:
+while the second one runs, it updates metrics and prepares the next batch.
+
+A batch size is captured exactly, without padding: padded rows would count as updated rows of an embedding table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..optim.optimizer import Optimizer
+from .data.events import FEATURE_PREFIX, Array, Columns, select_features
+from .models.compiled_inputs import HOOKS
+from .models.mode import has_only_known_code
+from .training_step import Loss, TrainingStep, set_mode
+
+logger = logging.getLogger("cadam.online")
+
+EAGER_STEPS = 2
+"""The steps of a batch size that are taken before it is captured: they compile kernels and make the optimizer state."""
+MAX_GRAPHS = 8
+"""The number of batch sizes whose graphs are kept."""
+MAX_CAPTURES = 64
+"""After this many captures batches are processed without graphs: capturing takes longer than it saves."""
+
+Layout = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+"""The name, the type and the shape of each column of a batch."""
+
+
+class GraphStep(TrainingStep):
+    """Learns batches of labeled events by replaying CUDA graphs, where model, loss and optimizer allow it.
+
+    The optimizer gets the option `capturable`, with which its step count and its coefficients stay on the device. Steps
+    with and without graphs compute the same weights.
+
+    Args:
+        model: returns one score per event. All of its parameters are on one CUDA device.
+        optimizer: updates the parameters of the model.
+        loss: computes the mean loss from scores and labels.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> None:
+        super().__init__(model, optimizer, loss)
+        self.unsupported = _find_unsupported(self)
+        """Why batches are processed without graphs, or None."""
+        if self.unsupported is None:
+            _make_capturable(optimizer)
+        else:
+            logger.info("training steps are not captured as CUDA graphs: %s", self.unsupported)
+        self._modules, self._params = list(model.modules()), list(model.parameters())
+        self._graphs: dict[Layout, CapturedStep] = {}
+        self._eager_steps: Counter[Layout] = Counter()
+        self._captures = 0
+
+    def learn(self, columns: Columns) -> Array | None:
+        """Compute the scores of labeled events, then take one optimizer step, as described in `TrainingStep.learn`."""
+        captured = None
+        if self.unsupported is None and self.has_single_pass and len(columns["label"]) and not self._has_hooks():
+            captured = self._find_graphs(columns)
+        if captured is None:
+            return super().learn(columns)
+        scores = captured.forward(columns)
+        if scores is not None:
+            captured.update()
+            self.count_steps(1, len(scores))
+        return scores
+
+    def _has_hooks(self) -> bool:
+        """Whether Python code is called during a step, which a graph would not call."""
+        return (
+            any(vars(module)[kind] for module in self._modules for kind in HOOKS)
+            or any(param._backward_hooks or param._post_accumulate_grad_hooks for param in self._params)
+            or bool(self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks)
+            or bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+        )
+
+    def _find_graphs(self, columns: Columns) -> CapturedStep | None:
+        """Return the graphs for a batch, or None if it is processed without them."""
+        layout = _layout(columns)
+        captured = self._graphs.get(layout)
+        if captured is not None and captured.is_valid():
+            return captured
+        self._eager_steps[layout] += 1
+        if self._eager_steps[layout] <= EAGER_STEPS:
+            return None
+        if captured is not None or len(self._graphs) == MAX_GRAPHS:
+            self._graphs.clear()
+        self._captures += 1
+        if self._captures > MAX_CAPTURES:
+            self._stop_capturing(f"batch sizes or optimizer options have changed {MAX_CAPTURES} times")
+            return None
+        try:
+            self._graphs[layout] = CapturedStep(self, layout)
+        except Exception as error:
+            # For example a model that reads values of a tensor on the host.
+            cause: BaseException = error
+            while cause.__context__ is not None:  # ending the capture fails, too
+                cause = cause.__context__
+            self._stop_capturing(f"{type(cause).__name__}: {str(cause).splitlines()[0]}")
+            return None
+        return self._graphs[layout]
+
+    def _stop_capturing(self, reason: str) -> None:
+        self.unsupported = reason
+        self._graphs.clear()
+        torch.cuda.synchronize()
+        self.optimizer.zero_grad()  # gradients of the failed capture have no values
+        logger.warning("training steps are no longer captured as CUDA graphs: %s", reason)
+
+
+class CapturedStep:
+    """The graphs of one batch size, with the memory that they read and write.
+
+    Args:
+        step: the step that is captured.
+        layout: the columns of a batch.
+    """
+
+    def __init__(self, step: GraphStep, layout: Layout) -> None:
+        self.model, self.optimizer = step.model, step.optimizer
+        device = step._device
+        groups = {dtype: [column for column in layout if column[1] == dtype] for _, dtype, _ in layout}
+        self.sources: list[tuple[Array, list[str]]] = []
+        """For each type: the pinned memory that batches are copied to, and the names of the columns in it."""
+        copies: list[tuple[Tensor, Tensor]] = []
+        columns: dict[str, Tensor] = {}
+        for dtype, members in groups.items():
+            sizes = [int(np.prod(shape)) for _, _, shape in members]
+            host = torch.empty(sum(sizes), dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
+            on_device = torch.empty_like(host, device=device)
+            self.sources.append((host.numpy(), [name for name, _, _ in members]))
+            copies.append((on_device, host))
+            parts = torch.split(on_device, sizes)
+            columns |= {name: part.view(shape) for (name, _, shape), part in zip(members, parts, strict=True)}
+        count = len(columns["label"])
+        self._scores = torch.empty(count, pin_memory=True)
+        buffers = [buffer for module in step._declared_modules for buffer in module.buffers()]
+        self._earlier = [(buffer, torch.empty_like(buffer)) for buffer in buffers]
+        """The buffers that the forward pass changes, and copies of them."""
+        self._copies = copies
+        self._forward, self._update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        set_mode(self.model, training=True)
+        self.optimizer.zero_grad()
+        # Another thread may allocate memory meanwhile, so only this thread must not.
+        with torch.cuda.graph(self._forward, capture_error_mode="thread_local"):
+            for on_device, host in copies:
+                on_device.copy_(host, non_blocking=True)
+            for buffer, earlier in self._earlier:
+                earlier.copy_(buffer)
+            outputs = step._call_model(select_features(columns), count)
+            self._scores.copy_(outputs.detach(), non_blocking=True)
+        with torch.cuda.graph(self._update, pool=self._forward.pool(), capture_error_mode="thread_local"):
+            weight = {"weight": columns["weight"]} if "weight" in columns else {}
+            step.loss(outputs, columns["label"], **weight).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        self._entries = _entries(self.model, self.optimizer)
+        self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._options = _options(self.optimizer)
+
+    def is_valid(self) -> bool:
+        """Whether the graphs still use the tensors and the options of model and optimizer."""
+        return (
+            all(entries.get(name) is value for entries, name, value in self._entries)
+            and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
+            and self._options == _options(self.optimizer)
+        )
+
+    def forward(self, columns: Columns) -> Array | None:
+        """Return the scores of a batch, or None if one of them is not finite. Then nothing has changed."""
+        for host, names in self.sources:
+            np.concatenate([columns[name].reshape(-1) for name in names], out=host)
+        if not self.model.training:
+            set_mode(self.model, training=True)
+        self._forward.replay()
+        self._done.record()
+        self._done.synchronize()
+        scores: Array = self._scores.numpy().copy()
+        if np.isfinite(scores).all():
+            return scores
+        for buffer, earlier in self._earlier:
+            buffer.copy_(earlier)
+        return None
+
+    def update(self) -> None:
+        """Take the optimizer step of the batch whose scores were computed last."""
+        self._update.replay()
+
+
+def _entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[dict[Any, Any], Any, Any]]:
+    """Return the dicts that contain the modules, parameters and buffers of a model and the state of its optimizer.
+
+    Each entry is a dict, a key and the value that it has now.
+    """
+    owners: list[dict[Any, Any]] = [
+        entries for module in model.modules() for entries in (module._modules, module._parameters, module._buffers)
+    ]
+    owners += [vars(optimizer)["state"], *optimizer.state.values()]
+    return [(entries, name, value) for entries in owners for name, value in entries.items()] + [
+        (vars(optimizer), name, vars(optimizer)[name]) for name in ("state", "param_groups")
+    ]
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [
+        value.data_ptr() if isinstance(value, Tensor) else value
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name != "params"
+    ]
+
+
+def _find_unsupported(step: GraphStep) -> str | None:
+    """Return why the steps of a model cannot be captured, or None if they may be.
+
+    A graph repeats what the device did when it was captured, but no Python code. So the code of the model and of the
+    loss must be known not to change with anything but its inputs.
+    """
+    if not isinstance(step.optimizer, Optimizer):
+        return f"{type(step.optimizer).__name__} is not an optimizer of cadam"
+    if any(group["differentiable"] for group in step.optimizer.param_groups):
+        return "the optimizer is differentiable"
+    if not step.has_single_pass:
+        return "scores and gradients need different forward passes, see same_in_training"
+    devices = {tensor.device for tensor in (*step.model.parameters(), *step.model.buffers())}
+    if len(devices) != 1:
+        return "the model is on several devices"
+    return None if has_only_known_code(step.model, step.loss) else "the model or the loss has code that is not analyzed"
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer keep its step counts on the device. A state that it has already is kept."""
+    if all(group["capturable"] for group in optimizer.param_groups):
+        return
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def _layout(columns: Columns) -> Layout:
+    names = (name for name in columns if name in ("label", "weight") or name.startswith(FEATURE_PREFIX))
+    return tuple((name, columns[name].dtype, columns[name].shape) for name in names)
