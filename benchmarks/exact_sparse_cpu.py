@@ -63,9 +63,11 @@ def measure_time() -> None:
         print(f"  speed of exact over lazy: {ratio:.2f}", flush=True)
 
 
-def measure_rounding(rows: int = 5000, width: int = 16, steps: int = 1000, lr: float = 1e-3) -> None:
+def measure_rounding(
+    rows: int = 5000, width: int = 16, steps: int = 1000, lr: float = 1e-3, device: str = "cpu"
+) -> None:
     """Print the share of rows that differ from dense gradients after many float32 steps."""
-    exact, lazy, dense = (torch.nn.Parameter(torch.zeros(rows, width)) for _ in range(3))
+    exact, lazy, dense = (torch.nn.Parameter(torch.zeros(rows, width, device=device)) for _ in range(3))
     optimizers = [
         cadam.CAdam([exact], lr=lr, sparse_updates="exact"),
         cadam.CAdam([lazy], lr=lr),
@@ -73,7 +75,7 @@ def measure_rounding(rows: int = 5000, width: int = 16, steps: int = 1000, lr: f
     ]
     rng = np.random.default_rng(1)
     for step in range(steps):
-        exact.grad = lazy.grad = sparse_grad(exact, zipf_ids(rng, rows, 200), step).coalesce()
+        exact.grad = lazy.grad = sparse_grad(exact, zipf_ids(rng, rows, 200), step).to(device).coalesce()
         dense.grad = exact.grad.to_dense()
         for optimizer in optimizers:
             optimizer.step()

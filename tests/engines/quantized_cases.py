@@ -176,6 +176,14 @@ def row_steps() -> None:
     compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
 
 
+def exact_updates() -> None:
+    """Rows that have missed some steps, in one tile and in several."""
+    for moments in ("int8", "bfloat16"):
+        exact: dict[str, Any] = {"moments": moments, "sparse_updates": "exact", "taken": 5.0}
+        compare(cadam.CAdam, True, (40, 16), **exact)
+        compare(cadam.CAdaBelief, True, (40, 6), hot=600, **exact)
+
+
 def stochastic_rounding() -> None:
     """The noise of bfloat16 parameters depends on `rounding_seed` and the parameter, not on torch's seed."""
     selection.ENGINES = (*FUSED, *REFERENCE)

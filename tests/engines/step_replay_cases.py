@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import row_layout, selection
+from cadam.engines import aging, row_layout, selection
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import sparse as cuda_rows
 from cadam.engines.cuda import step_replay
@@ -88,6 +88,7 @@ def copy(to: int, source: int, size: int, stream: int) -> int:
 NUMBERS = {"stride", "tensor_number", "seed", "n", "rows", "width", "bags", "batch", "first"}
 TYPES = dict.fromkeys(["table", "grads", "ids", "error", "counts", "order", "offsets", "starts"], torch.int64)
 TYPES |= {"keys": torch.int16, "sources": torch.int32, "owners": torch.int32, "coefficients": torch.float64}
+TYPES |= {"last_steps": torch.int32}
 
 
 def launch(
@@ -311,6 +312,22 @@ def changes() -> None:
 def changes_with_tables() -> None:
     for what, (change, kept) in TABLE_CHANGES.items():
         changed_in_between(tables, what, change, kept)
+
+
+def exact_updates_of_tables() -> None:
+    """Exact sparse updates are replayed until the table of aging coefficients has to grow, and then recorded again."""
+    before, cuda_rows.MIN_AGING_ROWS = cuda_rows.MIN_AGING_ROWS, 0
+    aging.MIN_ROWS = 4
+    a, b = begin(tables, sparse_updates="exact")
+    found = [a.step(seed) for seed in range(3, 12)]
+    for seed in range(3, 12):
+        b.step(seed)
+    # The table was made for up to 5 steps, then for up to 9.
+    assert found[:2] == [True, True], found
+    assert not found[2], found
+    assert any(found[3:]), found
+    assert_same(a, b)
+    cuda_rows.MIN_AGING_ROWS, aging.MIN_ROWS = before, 1024
 
 
 def gradients_come_and_go() -> None:

@@ -914,7 +914,7 @@ def test_a_graph_on_cuda_continues_with_the_moments_that_other_steps_use(storage
     "case",
     [
         *("dense", "huge", "rows", "rows_apart", "records", "distinct_rows", "distinct_ids_that_are_no_rows"),
-        *("row_steps", "stochastic_rounding"),
+        *("row_steps", "exact_updates", "stochastic_rounding"),
     ],
 )
 def test_the_kernels_in_tritons_interpreter_give_the_quantized_values_of_the_reference(case: str) -> None:

@@ -33,6 +33,11 @@ def test_a_replayed_step_with_tables_is_the_usual_one() -> None:
 
 
 @needs_triton
+def test_replayed_exact_sparse_updates_are_the_usual_ones() -> None:
+    run_cases(CASES, ["exact_updates_of_tables"])
+
+
+@needs_triton
 def test_gradients_that_come_and_go_are_noticed() -> None:
     run_cases(CASES, ["gradients_come_and_go"])
 

@@ -91,12 +91,12 @@ def _function_head(name: str, spec: KernelSpec, ops: Iterable[Op], last_argument
 
 
 def _storage_entries(spec: KernelSpec) -> Iterator[str]:
-    """Return the entries of a specification in the macro STORED_RULES, one for each kernel with another storage."""
+    """Return the entries of a specification in the macros of stored rules, one for each kernel with another storage."""
     for is_by_row, element_spec, storages in (
         (0, spec, spec.quantized_storages),
         (1, spec.with_row_second_moments, spec.row_storages),
     ):
-        if element_spec is None:
+        if element_spec is None or (is_by_row and spec.aging_coefficients):
             continue
         for storage in storages:
             buffers, quantized = [], 0
@@ -118,16 +118,23 @@ def header(rules: Iterable[Rule] = RULES.values()) -> str:
         for s in specs
     ]
     stored = [entry for s in specs for entry in _storage_entries(s)]
-    aged = [f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(s.aging_coefficients)})" for s in aging]
+    aged = [
+        f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(s.aging_coefficients)}, "
+        f"{len(s.quantized_storages)})"
+        for s in aging
+    ]
+    stored_aged = [entry for s in aging for entry in _storage_entries(s)]
     listing = "\n".join(
         [
             "/* X(name, buffers, coefficients, quantized storages, storages with second moments by row) */",
             " \\\n".join(["#undef RULES\n#define RULES(X)", *listed]),
-            "/* X(name, buffers, coefficients, how many of these are for the steps that a row missed) */",
+            "/* X(name, buffers, coefficients, how many of these are for the steps that a row missed, "
+            "quantized storages) */",
             " \\\n".join(["#undef AGING_RULES\n#define AGING_RULES(X)", *aged]),
             "/* X(name, element function, storage, whether second moments are by row, buffers; then for each buffer:",
             " * storage, kind, index among the quantized buffers) */",
             " \\\n".join(["#undef STORED_RULES\n#define STORED_RULES(X)", *stored]),
+            " \\\n".join(["#undef STORED_AGING_RULES\n#define STORED_AGING_RULES(X)", *stored_aged]),
             "",
         ]
     )

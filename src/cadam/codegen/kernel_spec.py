@@ -84,6 +84,11 @@ class KernelSpec:
         return tuple(b for b, s in zip(self.buffers, self.storages, strict=False) if s in ("bfloat16", "int8"))
 
     @property
+    def needs_whole_rows(self) -> bool:
+        """Whether a program needs all elements of a row: they share a scale, a moment or a step count."""
+        return bool(self.storages or self.row_steps or self.aging_coefficients)
+
+    @property
     def without_storages(self) -> KernelSpec:
         """The specification with plain buffers. The C library finds the kernels of all storages under its name."""
         return replace(self, storages=(), row_steps=False)

@@ -78,6 +78,7 @@ from cadam.engines.cuda.device_functions import (
     add_counts,
     add_weight_decay,
     advance_row_steps,
+    aging_rows,
     agreement,
     align_to_four,
     approximate_divide,
@@ -220,7 +221,7 @@ LOAD_ROWS = """\
         index = first + column
         p_ = p + index
 {row_pointers}{row_scale_pointers}        param, {values}= {name}_load(p_, {buffers_}mask, complete, False)
-{load_row_scales}"""
+{load_row_scales}{load_last_steps}"""
 
 UPDATE_ROWS = """\
 {loads}            aligned, {new_scales}= {name}_update(
@@ -419,7 +420,7 @@ def kernels(spec: KernelSpec) -> str:
         **_coefficient_fields(spec),
         **_quantization_fields(spec),
     }
-    is_for_rows_only = "row" in spec.storages or spec.row_steps
+    is_for_rows_only = "row" in spec.storages or spec.row_steps or bool(spec.aging_coefficients)
     templates = [UPDATE, ROWS, SPANNING_ROWS] if is_for_rows_only else [UPDATE, DENSE, ROWS, SPANNING_ROWS]
     return "\n\n".join([element(spec), *(template.format(**fields) for template in templates)])
 
@@ -465,7 +466,10 @@ def _buffer_fields(spec: KernelSpec) -> dict[str, str]:
         "whole_pointers": pointers(True),
         "masked_pointers": pointers(False),
         "pointers": each("    s_{b},\n"),
-        "row_step_pointers": "    row_steps,\n    by_step,\n" * spec.row_steps,
+        "row_step_pointers": "    row_steps,\n    by_step,\n" * spec.row_steps
+        + "    last_steps,\n    by_missed,\n" * bool(spec.aging_coefficients),
+        "load_last_steps": "        last = tl.load(last_steps + row, mask=complete, other=0)\n"
+        * bool(spec.aging_coefficients),
         "row_pointers": row_pointers,
     }
 
@@ -505,10 +509,16 @@ def _coefficient_fields(spec: KernelSpec) -> dict[str, str]:
     """Return the fields of the templates that load the coefficients and pass them on."""
     names = [f"c_{name}" for name in spec.coefficients]
     row_names = [f"c_{name}" for name in spec.row_step_coefficients]
-    loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(names, 1) if c not in row_names]
+    aging_names = [f"c_{name}" for name in spec.aging_coefficients]
+    by_row = {*row_names, *aging_names}
+    loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(names, 1) if c not in by_row]
     if spec.row_steps:
         loads.append(f"row_coefficients = advance_row_steps(row_steps + row, by_step, {len(row_names)}, complete)\n")
         loads += [f"{c} = tl.load(row_coefficients + {k}, mask=complete, other=0)\n" for k, c in enumerate(row_names)]
+    if aging_names:
+        width = len(aging_names)
+        loads.append(f"aging = aging_rows(last_steps + row, last, by_missed, tl.load(c), {width}, complete)\n")
+        loads += [f"{c} = tl.load(aging + {k}, mask=complete, other=0)\n" for k, c in enumerate(aging_names)]
     return {
         "loads": textwrap.indent("".join(loads), 12 * " "),
         "loads_dense": textwrap.indent("".join(loads), 8 * " "),

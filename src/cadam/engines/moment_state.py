@@ -336,6 +336,8 @@ def _complete_last_steps(state: dict[str, Any], param: Tensor, rule: Rule, o: Op
 def catch_up(state: dict[str, Any], rule: Rule) -> None:
     """Let the moments of all rows make up for the steps that they missed, and remove the record of these steps.
 
+    Quantized moments are rounded to nearest.
+
     Args:
         state: The state of a table with exact sparse updates, whose buffers are replaced.
         rule: The rule of the optimizer.
@@ -346,11 +348,22 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
     if rule.age is None or not buffers:
         return
     missed = float(state["step"]) - last_steps.to(torch.float64)
-    work = {name: buffer.to(torch.promote_types(buffer.dtype, torch.float32)) for name, buffer in buffers.items()}
+    work = {
+        name: buffer.to(torch.promote_types(buffer.dtype, torch.float32))
+        if buffer.is_floating_point()
+        else _to_float32(rule.moments[name], buffer, state[scale_name(name)])
+        for name, buffer in buffers.items()
+    }
     dtype = next(iter(work.values())).dtype
     c = {name: torch.as_tensor(v).to(dtype) for name, v in rule.aging(missed, o, ScalarFunctions).items()}
     aged = rule.age(SimpleNamespace(**work), SimpleNamespace(**c), SimpleNamespace(square=torch.square))
-    state.update({name: aged[name].to(buffers[name].dtype) for name in buffers})
+    for name, buffer in buffers.items():
+        if buffer.is_floating_point():
+            state[name] = aged[name].to(buffer.dtype)
+        else:
+            quantized, scales = torch.empty_like(buffer), torch.empty_like(state[scale_name(name)])
+            quantize_tensor(rule.moments[name], aged[name], ROUND_TO_NEAREST, quantized, scales)
+            state[name], state[scale_name(name)] = quantized, scales
 
 
 def _complete_row_moment(
@@ -469,14 +482,14 @@ def to_float32_state(state: Any, rule: Rule | None) -> Any:
         return state
     kinds = rule.moments if rule is not None else {}
     plain = dict(state)
-    if rule is not None and LAST_STEPS in plain:
-        catch_up(plain, rule)
     if any(name in (SEED, ROW_STEPS) for name in state):
         extra = (SEED, ROW_STEPS, *map(scale_name, kinds))
         plain = {name: value for name, value in state.items() if name not in extra}
         for name, kind in kinds.items():
             if name in plain:
                 plain[name] = _to_float32(kind, plain[name], state.get(scale_name(name)))
+    if rule is not None and LAST_STEPS in plain:
+        catch_up(plain, rule)
     shapes = [plain[name].shape for name in kinds if isinstance(plain.get(name), Tensor) and kinds[name] == "signed"]
     for name in kinds:
         if shapes and isinstance(plain.get(name), Tensor) and plain[name].shape != shapes[0]:

@@ -51,8 +51,8 @@ def _problem(rule: Rule, o: Options) -> str | None:
         return (
             "needs weight_decay=0: the dense algorithm decays rows that a batch does not contain, before their lookup"
         )
-    if o["moments"] != "float32" or o["second_moment"] != "element":
-        return "needs moments='float32' and second_moment='element'"
+    if o["second_moment"] != "element":
+        return "needs second_moment='element': dense gradients have no second moment of a row"
     for name in ("row_steps", "capturable", "differentiable"):
         if o[name]:
             return f"does not support {name}=True"

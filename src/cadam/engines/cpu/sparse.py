@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from ...native.loader import package_library
 from ...native.structs import MAX_QUANTIZED_WIDTH, SPARSE_TABLE, Records
-from ...numpy_functions import NumpyFunctions
-from ...rules import Rule
-from ...rules.sparse_updates import MAX_STEP, aging_options, read_aging_options
 from .. import moment_state
+from ..aging import aging_refusal, aging_table
 from ..base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, UnavailableError
 from ..resolved_group import ResolvedGroup
 from ..sparse_reference import check_step_count, row_out_of_range
@@ -69,9 +66,7 @@ class NativeRows(Engine):
         steps = slot.row_steps if slot.last_steps is None else slot.last_steps
         if steps is not None and not (steps.dtype == torch.int32 and has_one_value_per_row(steps, slot.param)):
             return Refusal.unsupported("the step counts of its rows are not one int32 for each row")
-        if slot.last_steps is not None and max_missed(group, slot.work_dtype) is None:
-            return Refusal.unsupported(f"has sparse_updates='exact' for moments that decay within {MAX_STEP:,} steps")
-        return kernel_refusal(group, slot, rows=True)
+        return aging_refusal(group, slot) or kernel_refusal(group, slot, rows=True)
 
     def check(self, batches: Sequence[KernelBatch]) -> None:
         """Raise IndexError if a gradient names a row that its table does not have."""
@@ -146,7 +141,7 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
         table["rows"], table["width"] = rows, grad.width
         table["row_steps"], table["set_of"], table["coefficient_sets"] = own_steps
         if slot.last_steps is not None:
-            aging = _aging_table(batch.group, slot)
+            aging = aging_table(batch.group, slot.step.item() + 1, slot.work_dtype)
             table["row_steps"], table["aging"] = slot.last_steps.data_ptr(), aging.ctypes.data
             table["max_missed"] = len(aging) - 1
         table["grad_dtype"] = DTYPES[grad.values.dtype]
@@ -196,45 +191,6 @@ def _sets_of_rows(
     set_of_step = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
     set_of_step[steps] = np.arange(len(steps))
     return coefficient_sets(batch, steps.astype(np.float64)), set_of_step
-
-
-def max_missed(group: ResolvedGroup, dtype: torch.dtype) -> int | None:
-    """Return a number of missed steps after which the aging coefficients do not change; None if there are too many."""
-    rule = group.update.rule
-    return _max_missed(rule, aging_options(rule, group.numbers), dtype == torch.float64)
-
-
-@cache
-def _max_missed(rule: Rule, numbers: tuple[float, ...], is_double: bool) -> int | None:
-    limit = _aging_coefficients(rule, numbers, np.array([2.0**50]), is_double)
-    for power in range(4, MAX_STEP.bit_length()):
-        if np.array_equal(_aging_coefficients(rule, numbers, np.array([2.0**power]), is_double), limit):
-            return 1 << power
-    return None
-
-
-def _aging_table(group: ResolvedGroup, slot: ParamSlot) -> np.ndarray[Any, Any]:
-    """Return the aging coefficients for every number of steps that a row may have missed by now."""
-    rule, dtype = group.update.rule, slot.work_dtype
-    most = max_missed(group, dtype)
-    assert most is not None
-    enough = max(1024, 1 << int(slot.step.item() + 1).bit_length())
-    return _aging_rows(rule, aging_options(rule, group.numbers), min(enough, most), dtype == torch.float64)
-
-
-@lru_cache(maxsize=64)
-def _aging_rows(rule: Rule, numbers: tuple[float, ...], most: int, is_double: bool) -> np.ndarray[Any, Any]:
-    return _aging_coefficients(rule, numbers, np.arange(most + 1, dtype=np.float64), is_double)
-
-
-def _aging_coefficients(
-    rule: Rule, numbers: tuple[float, ...], missed: Floats64, is_double: bool
-) -> np.ndarray[Any, Any]:
-    """Return the aging coefficients for each number of missed steps, in the order of the kernel."""
-    values = rule.aging(missed, read_aging_options(rule, numbers), NumpyFunctions).values()
-    columns = [np.broadcast_to(np.asarray(value, np.float64), missed.shape) for value in values]
-    table = np.stack(columns, 1) if columns else np.zeros((len(missed), 0))
-    return np.ascontiguousarray(table, np.float64 if is_double else np.float32)
 
 
 def has_norm(values: Tensor) -> bool:

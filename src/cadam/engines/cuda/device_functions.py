@@ -279,6 +279,19 @@ def advance_row_steps(steps, by_step, WIDTH: tl.constexpr, rows):
 
 
 @triton.jit
+def aging_rows(last_steps, last, by_missed, step, WIDTH: tl.constexpr, rows):
+    """Set the steps of the rows' last updates, and return the addresses of the coefficients of the steps they missed.
+
+    `last` has the values that were loaded from `last_steps`. Row k + 1 of `by_missed` has the coefficients for k missed
+    steps. They do not change after the last row, whose number is in row 0.
+    """
+    t = step.to(tl.int32)
+    tl.debug_barrier()  # All threads that share a row must have read its last step before it is overwritten.
+    tl.store(last_steps, t, mask=rows)
+    return by_missed + tl.minimum(t - last, tl.load(by_missed).to(tl.int32)) * WIDTH
+
+
+@triton.jit
 def dequantize(code, exponent, SIGNED: tl.constexpr):
     """Return the float32 values of int8 values and their shared exponents."""
     base = (exponent.to(tl.int32) - 31) << 23

@@ -25,11 +25,14 @@ import torch
 from torch import Tensor
 
 from ...codegen.kernel_spec import KernelSpec
+from ...rules.sparse_updates import MAX_STEP
 from ...rules.update import ScalarFunctions
 from .. import row_layout
+from ..aging import aging_refusal, aging_table, max_missed
 from ..base import KernelBatch, ParamSlot, Refusal, capturing
 from ..moment_state import has_row_moments
 from ..resolved_group import ResolvedGroup
+from ..sparse_reference import check_step_count
 from .launch import (
     TYPES,
     CudaEngine,
@@ -51,13 +54,15 @@ from .sparse_grad import MAX_IDS, RowGrad, SortedIds, check_ids, error_of, key_d
 TILE_ELEMENTS = 1024
 """Number of elements of a tile (ids times columns), unless moments are quantized or shared by a row."""
 MAX_TILE_COLUMNS = 128
-"""Maximum number of columns of a tile, unless moments are quantized or shared by a row."""
+"""Maximum number of columns of a tile, unless kernels need whole rows."""
 MAX_ROW_WIDTH = 1024
-"""Maximum number of columns if moments are quantized or shared by a row, because a row must then be in one tile."""
+"""Maximum number of columns if a row must be in one tile, see `KernelSpec.needs_whole_rows`."""
 WIDE_ROW = 64
 """Rows with quantized or shared moments have special tiles if they have at least this number of columns."""
 SPAN = 32
 """Number of tiles that are summed at once for a segment that spans several tiles."""
+MIN_AGING_ROWS = 1 << 17
+"""Rows of a table of aging coefficients, unless it needs fewer or more. A recorded step ends when the table grows."""
 _NO_WORDS = np.empty(0, np.int64)
 
 
@@ -69,9 +74,7 @@ class CudaRows(CudaEngine):
     takes_row_grads = True
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
-        """Refuse rows that are too wide for quantized or shared moments."""
-        if slot.last_steps is not None:
-            return Refusal.unsupported("has no sparse_updates='exact'")
+        """Refuse rows that are too wide for one tile."""
         width = slot.param.shape[1:].numel()
         if width > MAX_ROW_WIDTH:
             return Refusal.unsupported(
@@ -96,12 +99,13 @@ class CudaRows(CudaEngine):
             return Refusal.unsupported(
                 f"has row_steps=True for coefficients that do not change after {CoefficientTable.MAX_STEPS:,} steps"
             )
-        return kernel_refusal(group, slot, rows=True)
+        return aging_refusal(group, slot) or kernel_refusal(group, slot, rows=True)
 
     def check(self, jobs: Sequence[KernelBatch]) -> None:
-        """Raise IndexError if an earlier step had an invalid id."""
+        """Raise IndexError if an earlier step had an invalid id, and OverflowError after too many exact steps."""
         for job in jobs:
             for slot in job.slots:
+                check_step_count(slot)
                 check_ids(slot.param, slot.name)
 
     def run(self, jobs: Sequence[KernelBatch]) -> None:
@@ -131,6 +135,7 @@ class RowBatch:
         specs: The kernel of each table: rows may share second moments in some tables only.
         numbers: The step counts and coefficients.
         coefficient_table: The coefficients by step count, if rows count their own steps.
+        aging_tables: The aging coefficients of exact sparse updates.
         dtypes: The dtypes of each gradient: of its values, its ids and, if there are bags, their offsets.
     """
 
@@ -139,6 +144,7 @@ class RowBatch:
     specs: list[KernelSpec]
     numbers: StepNumbers
     coefficient_table: CoefficientTable | None
+    aging_tables: AgingTables
     dtypes: list[tuple[torch.dtype, ...]]
 
     @classmethod
@@ -154,7 +160,8 @@ class RowBatch:
                 specs = [_kernel_spec(job.group, slot) for slot in slots]
                 numbers = StepNumbers(slots, job.group, specs[0], device)
                 table = CoefficientTable(device) if specs[0].row_steps else None
-            batches.append(cls(positions, slots, specs, numbers, table, [dtypes[i] for i in positions]))
+            aging_tables = AgingTables(device)
+            batches.append(cls(positions, slots, specs, numbers, table, aging_tables, [dtypes[i] for i in positions]))
         return batches
 
     @property
@@ -172,6 +179,7 @@ class RowBatch:
         """Buffers, scales, step counts and alignment counters of all tables."""
         state = [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
         state += [slot.row_steps for slot in self.slots if slot.row_steps is not None]
+        state += [slot.last_steps for slot in self.slots if slot.last_steps is not None]
         return state + [slot.counts for slot in self.slots if slot.counts is not None]
 
 
@@ -224,6 +232,41 @@ class CoefficientTable:
         return self.rows
 
 
+class AgingTables:
+    """The aging coefficients of exact sparse updates on one device, a table for each dtype of the arithmetic.
+
+    Row k + 1 of a table has the coefficients for k missed steps. Row 0 contains the number of the last row.
+
+    Attributes:
+        device: The device.
+        tables: The tables by dtype.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tables: dict[torch.dtype, Tensor] = {}
+        self._sources: dict[torch.dtype, np.ndarray[Any, Any]] = {}
+
+    def of(self, group: ResolvedGroup, slot: ParamSlot, step: float) -> Tensor | None:
+        """Return the table for a step of a parameter; None if its sparse updates are lazy."""
+        if slot.last_steps is None:
+            return None
+        dtype = slot.work_dtype
+        source = aging_table(group, max(step, MIN_AGING_ROWS), dtype)
+        if self._sources.get(dtype) is not source:
+            table = np.concatenate([np.full_like(source[:1], len(source)), source])
+            self.tables[dtype], self._sources[dtype] = torch.from_numpy(table).to(self.device), source
+        return self.tables[dtype]
+
+    def last_step(self, group: ResolvedGroup, slot: ParamSlot) -> int | None:
+        """Return the last step for which the present table is large enough; None if sparse updates are lazy."""
+        if slot.last_steps is None:
+            return None
+        rows = len(self._sources[slot.work_dtype])
+        most = max_missed(group, slot.work_dtype)
+        return MAX_STEP if most is not None and rows > most else rows
+
+
 def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers, device = batch.numbers, batch.device
     keep_for_graphs(numbers, device)
@@ -236,13 +279,14 @@ def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     early = numbers.on_device and job.found_inf is None and supports_early_launch(device)
     _sort(batch.slots[0], grads[0], sorted_ids)
     sent = numbers.advance(job, _NO_WORDS, early)
+    steps = numbers.counts
     stochastic = rounds_stochastically(job.group)
     for k, (slot, grad) in enumerate(zip(batch.slots, grads, strict=True)):
         row_layout.stay_for_graphs(slot)
         update_(
             batch.specs[k],
             slot.param,
-            tensors_of(slot, table),
+            tensors_of(slot, table, None if steps is None else batch.aging_tables.of(job.group, slot, float(steps[k]))),
             _sort(slot, grad, sorted_ids),
             grad.values,
             sent.of(k),
@@ -264,12 +308,16 @@ def _sort(slot: ParamSlot, grad: RowGrad, sorted_ids: dict[Any, SortedIds]) -> S
     return sorted_ids[key]
 
 
-def tensors_of(slot: ParamSlot, coefficient_table: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the state of a table by the kernels' argument names: buffers, scales, and step counts of rows."""
+def tensors_of(
+    slot: ParamSlot, coefficient_table: Tensor | None = None, aging_coefficients: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the state of a table by the kernels' argument names: buffers, scales, and steps of rows."""
     tensors = {f"s_{name}": buffer for name, buffer in slot.state.items()}
     tensors |= {f"e_{name}": scales for name, scales in slot.scales.items()}
     if coefficient_table is not None and slot.row_steps is not None:
         tensors |= {"row_steps": slot.row_steps, "by_step": coefficient_table}
+    if aging_coefficients is not None and slot.last_steps is not None:
+        tensors |= {"last_steps": slot.last_steps, "by_missed": aging_coefficients}
     return tensors
 
 
@@ -574,7 +622,7 @@ def _make_launches(
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
     resources = ProgramResources.of(spec, width, distinct)
-    max_columns = MAX_ROW_WIDTH if spec.storages or spec.row_steps else MAX_TILE_COLUMNS
+    max_columns = MAX_ROW_WIDTH if spec.needs_whole_rows else MAX_TILE_COLUMNS
     tile = TileShape.of(width, max_columns, resources.elements)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": stochastic}
     before, after = {"WORK": triton_type(work)}, {**tile.constants, **strides.constants}

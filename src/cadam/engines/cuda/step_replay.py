@@ -32,6 +32,7 @@ from ...native.torch_symbols import torch_symbols
 from ...rules.update import ScalarFunctions
 from ..base import KernelBatch, Refusal, RefusalKind, UnavailableError, Words, Work, capturing
 from ..replay import TrackedContainers, is_replay_enabled
+from ..resolved_group import ResolvedGroup
 from .dense import Batch, Cuda
 from .launch import Launch, mark_in_use, next_step, rounds_stochastically
 from .sparse import CudaRows, RowBatch, find_launches, tensors_of
@@ -144,10 +145,8 @@ class CudaStep:
 
     def update_rows(self, grad: RowGrad, step: int) -> bool:
         """Replay the update of a single table with this gradient and step count. Returns False like `step`."""
-        if not self._is_same_stream() or not self.tables[0].take_rows(grad):
-            return False
         self.parts[0].steps[0] = step - 1
-        return self._replay()
+        return self._is_same_stream() and self.tables[0].take_rows(grad) and self._replay()
 
     def renew(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
         """Adopt the options and step counts after a step that was planned.
@@ -220,7 +219,7 @@ class CudaStep:
         for part in self.parts:
             batch = part.batch
             if isinstance(batch, RowBatch):
-                self.tables += [ReplayedTable(batch, i, start) for i in range(len(batch.params))]
+                self.tables += [ReplayedTable(part.group, batch, i, start) for i in range(len(batch.params))]
             else:
                 kind = (None, bool(part.options["stochastic_rounding"]))
                 for blocks, i, alone in batch.launches:
@@ -258,7 +257,8 @@ class _Part:
     """
 
     def __init__(self, job: KernelBatch, batch: Batch | RowBatch) -> None:
-        self.options, self.update, self.batch, self.params = job.group.source, job.group.update, batch, batch.params
+        self.group, self.options, self.update = job.group, job.group.source, job.group.update
+        self.batch, self.params = batch, batch.params
         self.is_sparse = isinstance(batch, RowBatch)
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
@@ -387,10 +387,11 @@ class ReplayedTable:
     and before the two others, which update the rows.
     """
 
-    def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
+    def __init__(self, group: ResolvedGroup, batch: RowBatch, i: int, coefficients: int) -> None:
         """Record the launches of a table.
 
         Args:
+            group: The resolved options of the table's group.
             batch: The batch of the table.
             i: The index of the table in the batch.
             coefficients: The address of the coefficients on the device.
@@ -410,7 +411,12 @@ class ReplayedTable:
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         kernels = [BoundKernel.of(make_keys(self.in_bags), kind)]
-        state = tensors_of(slot)
+        aging_coefficients = batch.aging_tables.tables.get(slot.work_dtype)
+        state = tensors_of(slot, aging_coefficients=aging_coefficients)
+        steps = batch.numbers.counts
+        assert steps is not None  # `_Part` refuses step counts on the device
+        self.step_count = steps[i : i + 1]
+        self.last_step = batch.aging_tables.last_step(group, slot)
         self.kernels, kind = find_launches(
             spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=slot.seed
         )
@@ -489,7 +495,7 @@ class ReplayedTable:
             return False
         if (ids_address | values_address) & 15:
             return False
-        if n > self.max_ids:
+        if n > self.max_ids or (self.last_step is not None and self.step_count[0] >= self.last_step):
             self.outgrown = True
             return False
         if values.dtype is not self.dtypes[0] or ids.dtype is not self.dtypes[1] or self.param.shape != self.shape:

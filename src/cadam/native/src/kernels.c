@@ -72,8 +72,9 @@ static inline void prefetch_row(const void *first, int64_t row, int64_t bytes)
 /* The initializers of a rule's kernels, by the number of storages that there are kernels for: none, float32 alone, both
  * quantized storages, or all three. */
 #define STORED_0(rule)
-#define STORED_2(rule)                                                                                                 \
-    .quantized = {0, rule##_dense_BF16, rule##_dense_INT8}, .quantized_sparse = {0, rule##_rows_BF16_0, rule##_rows_INT8_0},
+#define STORED_2(rule) .quantized = {0, rule##_dense_BF16, rule##_dense_INT8}, STORED_ROWS_2(rule)
+#define STORED_ROWS_0(rule)
+#define STORED_ROWS_2(rule) .quantized_sparse = {0, rule##_rows_BF16_0, rule##_rows_INT8_0},
 #define ROW_MOMENTS_0(rule)
 #define ROW_MOMENTS_1(rule) .row_moment_sparse = {rule##_rows_F32_1},
 #define ROW_MOMENTS_3(rule) .row_moment_sparse = {rule##_rows_F32_1, rule##_rows_BF16_1, rule##_rows_INT8_1},
@@ -89,8 +90,8 @@ static inline void prefetch_row(const void *first, int64_t row, int64_t bytes)
         SPARSE(rule)                                                                                                   \
         STORED_##n_stored(rule) ROW_MOMENTS_##n_by_row(rule)                                                           \
     },
-#define AGING_ENTRY(rule, n_buffers, n_coefficients, n_aging)                                                          \
-    {.name = #rule, .buffers = n_buffers, .coefficients = n_coefficients, SPARSE(rule)},
+#define AGING_ENTRY(rule, n_buffers, n_coefficients, n_aging, n_stored)                                                \
+    {.name = #rule, .buffers = n_buffers, .coefficients = n_coefficients, SPARSE(rule) STORED_ROWS_##n_stored(rule)},
 static const kernel kernels[] = {RULES(ENTRY) AGING_RULES(AGING_ENTRY)};
 
 const instruction_set JOIN(cadam_, INSTRUCTIONS) = {

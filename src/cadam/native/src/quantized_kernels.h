@@ -264,8 +264,18 @@ SUM_GRADS(F16)
 typedef void sum_fn(const row_batch *rows, int64_t begin, int64_t end, float *sums);
 static sum_fn *const sum_grads[DTYPES] = {[F32] = sum_F32, [BF16] = sum_BF16, [F16] = sum_F16};
 
-/* A kernel for tables: the gradients of each row are summed, then the row is updated as one block. */
-#define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                           \
+/* Set `c` to the coefficients of a row, where they depend on the row. */
+#define STORED_BY_COUNT(element)                                                                                       \
+    if (rows->steps)                                                                                                   \
+        c = advance_row_step(rows, c_, row);
+#define STORED_BY_MISSED_STEPS(element)                                                                                \
+    struct element##_lanes_c aging = *(const struct element##_lanes_c *)c_;                                            \
+    SET_AGING(element, float, aging)                                                                                   \
+    c = &aging;
+
+/* A kernel for tables: the gradients of each row are summed, then the row is updated as one block. ADVANCE is
+ * STORED_BY_COUNT or STORED_BY_MISSED_STEPS. */
+#define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ADVANCE, ...)                                                           \
     INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole,          \
                              const int half)                                                                           \
     {                                                                                                                  \
@@ -293,8 +303,7 @@ static sum_fn *const sum_grads[DTYPES] = {[F32] = sum_F32, [BF16] = sum_BF16, [F
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                                \
             if (begin + GRADS_AHEAD < last)                                                                            \
                 prefetch_row(grads, rows->positions[begin + GRADS_AHEAD], grad_bytes);                                 \
-            if (rows->steps)                                                                                           \
-                c = advance_row_step(rows, c_, row);                                                                   \
+            ADVANCE(element)                                                                                           \
             const uint64_t position = rows->first_position + (uint64_t)(row * width);                                  \
             if (upper != position >> 32)                                                                               \
                 upper = position >> 32, inner = mix_bits((uint32_t)upper ^ rows->noise_key);                           \
@@ -328,5 +337,11 @@ static sum_fn *const sum_grads[DTYPES] = {[F32] = sum_F32, [BF16] = sum_BF16, [F
 #define ALL_STORED(rule, element, STORAGE, by_row, n_buffers, ...)                                                     \
     STORED(element, by_row, n_buffers, rule##_block_##STORAGE##_##by_row, __VA_ARGS__)                                 \
     LOOP_##by_row(rule, element, STORAGE)                                                                              \
-    STORED_ROWS(element, n_buffers, rule##_block_##STORAGE##_##by_row, rule##_rows_##STORAGE##_##by_row, __VA_ARGS__)
+    STORED_ROWS(element, n_buffers, rule##_block_##STORAGE##_##by_row, rule##_rows_##STORAGE##_##by_row,               \
+                STORED_BY_COUNT, __VA_ARGS__)
+#define EXACT_STORED(rule, element, STORAGE, by_row, n_buffers, ...)                                                   \
+    STORED(element, by_row, n_buffers, rule##_block_##STORAGE##_##by_row, __VA_ARGS__)                                 \
+    STORED_ROWS(element, n_buffers, rule##_block_##STORAGE##_##by_row, rule##_rows_##STORAGE##_##by_row,               \
+                STORED_BY_MISSED_STEPS, __VA_ARGS__)
 STORED_RULES(ALL_STORED)
+STORED_AGING_RULES(EXACT_STORED)

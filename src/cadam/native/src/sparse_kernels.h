@@ -60,10 +60,11 @@ static inline int64_t advance_last_step(const row_batch *rows, int64_t row)
         values = *(const struct rule##_##real_##_c *)advance_row_step(rows, c_, row);
 
 /* For exact updates: replace the aging coefficients, which are the last ones, by those for the steps that the row missed. */
-#define BY_MISSED_STEPS(rule, real_)                                                                                   \
+#define SET_AGING(rule, real_, values)                                                                                 \
     const int64_t missed = advance_last_step(rows, row);                                                               \
     memcpy((real_ *)(&values + 1) - rule##_AGING, (const real_ *)rows->aging + missed * rule##_AGING,                  \
            rule##_AGING * sizeof(real_));
+#define BY_MISSED_STEPS(rule, real_) SET_AGING(rule, real_, values)
 
 /* A kernel for tables of type P with gradients of type G. ADVANCE is BY_COUNT or BY_MISSED_STEPS. */
 #define ROWS(rule, n_buffers, P, G, real_, integer_, NAME, ADVANCE)                                                    \
@@ -109,7 +110,7 @@ static inline int64_t advance_last_step(const row_batch *rows, int64_t row)
     ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows, ADVANCE)                                            \
     ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_float_grads, ADVANCE)
 #define LAZY_ROWS(rule, buffers, ...) ALL_ROWS(rule, buffers, BY_COUNT)
-#define EXACT_ROWS(rule, buffers, n_coefficients, n_aging)                                                             \
+#define EXACT_ROWS(rule, buffers, n_coefficients, n_aging, ...)                                                        \
     enum { rule##_AGING = n_aging };                                                                                   \
     ALL_ROWS(rule, buffers, BY_MISSED_STEPS)
 RULES(LAZY_ROWS)
