@@ -7,19 +7,21 @@ is that of `RateSelector`, so no prediction uses the label of that event.
 Rates lie on a grid of two per decade. The schedule counts labeled events:
 
 1. Search. Ten models learn the first 2,048 events, from 1/300 to 100 times the first rate, all from the initial
-   weights. Then there are seven, and from 16,384 events on five.
+   weights. Then there are six, and from 16,384 events on four.
 2. Watch, from 49,152 events on. The leader and its two neighbors learn.
-3. Rest. Once the leader has not changed for a while, it learns alone. After the rest it is watched again, beside copies
-   of its model at the neighboring rates. The rests become longer as long as the leader does not change.
+3. Rest. Once the leader has not changed for a while, only its lower neighbor learns beside it. After the rest, or when
+   that neighbor takes the lead, a copy of the leader at the next higher rate competes again. The rests become longer as
+   long as the leader does not change.
 
 If the leader reaches an end of the window of candidates, the window moves: candidates that are far away are deleted,
 and new ones start as copies of the nearest candidate, with its discounted loss, so they lead only if their own losses
 are lower than those of the leader.
 
-Candidates are kept as long as possible, and not copied from the leader again and again, because the weights of a model
-depend on the rates that it has learned with. A copy that continues with a lower rate keeps for a long time what the
-higher rate has made of the weights, and it takes many events until its loss is that of a model which has always had the
-lower rate. Upwards there is no such difference: a higher rate forgets earlier weights quickly.
+Candidates below the leader are kept as long as possible, also during a rest, because the weights of a model depend on
+the rates that it has learned with. A short stretch of a stream can favor a high rate. If the lower rate were deleted
+then, and began again as a copy of the leader, it would keep for a long time what the higher rate has made of the
+weights, and it would take many events until its loss is that of a model which has always had the lower rate. Upwards
+there is no such difference: a higher rate forgets earlier weights quickly.
 
 The losses are those of events before a step learns them, whether their labels came with them or later.
 """
@@ -46,8 +48,8 @@ logger = logging.getLogger("cadam.online")
 RATES_PER_DECADE = 2
 STAGES: tuple[tuple[int, tuple[int, ...]], ...] = (
     (0, (-5, -4, -3, -2, -1, 1, 2, 3, 4)),
-    (2_048, (-3, -2, -1, 1, 2, 3)),
-    (16_384, (-2, -1, 1, 2)),
+    (2_048, (-3, -2, -1, 1, 2)),
+    (16_384, (-2, -1, 1)),
     (49_152, (-1, 1)),
 )
 """The labeled events at which each stage begins, and the candidates on the grid, relative to the leader.
@@ -123,7 +125,7 @@ class RateTuning(TrainingStep):
         self.position = 0
         """The position of the leader on the grid; 0 is the first rate."""
         self.candidates: dict[int, TrainingStep] = {}
-        """The other candidates by their positions on the grid; empty during a rest."""
+        """The other candidates by their positions on the grid."""
         self.selector = RateSelector([self.start])
         self.labeled = 0
         """The number of labeled events so far."""
@@ -138,7 +140,7 @@ class RateTuning(TrainingStep):
         self.rest = FIRST_REST
         """The length of the next rest."""
         self.rest_ends = 0
-        """The number of labeled events at which the present rest ends."""
+        """The number of labeled events at which the present rest ends; 0 if there is no rest."""
 
     @property
     def rate(self) -> float:
@@ -251,6 +253,10 @@ class RateTuning(TrainingStep):
             self.selector.update(losses, count)
         self.labeled += count
         self._remove_diverged()
+        if self.labeled == count and self.candidates:
+            # No loss after a step is known yet, and with the first step a high rate can have ruined the weights.
+            self._switch(min(self.candidates), "the lowest rate predicts until losses can be compared")
+            return
         self._choose_leader()
         self._follow_schedule()
 
@@ -274,13 +280,14 @@ class RateTuning(TrainingStep):
     def _follow_schedule(self) -> None:
         """Move, narrow or delete the window of candidates, where the schedule says so."""
         stage = sum(self.labeled >= start for start, _ in STAGES)
-        if not self.candidates:
+        window = STAGES[stage - 1][1]
+        if self.rest_ends:
             if self.labeled >= self.rest_ends:
+                self.rest_ends = 0
                 self.stable_since = self.watched_since = self.labeled
                 self.stage = stage
-                self._set_window(STAGES[stage - 1][1])
+                self._set_window(window)
             return
-        window = STAGES[stage - 1][1]
         if self.stage < stage:
             self.stage, self.stable_since = stage, self.labeled
             self.watched_since = self.labeled
@@ -297,7 +304,8 @@ class RateTuning(TrainingStep):
 
     def _is_at_end(self) -> bool:
         """Whether no candidate is above the leader, or none below it."""
-        return not min(self.candidates) < self.position < max(self.candidates)
+        own = self.position
+        return not min(self.candidates, default=own) < own < max(self.candidates, default=own)
 
     def _set_window(self, window: tuple[int, ...]) -> None:
         """Set the candidates to those around the leader, and copy the nearest candidate for each rate that is new."""
@@ -314,8 +322,10 @@ class RateTuning(TrainingStep):
             self.selector.add(self.rate_at(position), self.selector.loss(self.rate_at(nearest)))
 
     def _rest(self) -> None:
+        """Delete all candidates except the lower neighbor of the leader."""
         for position in list(self.candidates):
-            self._delete(position)
+            if position != self.position - 1:
+                self._delete(position)
         self.rest_ends = self.labeled + self.rest
         logger.info("learning rate %.2g is stable; other rates are tried in %s events", self.rate, f"{self.rest:,}")
         self.rest = min(2 * self.rest, LONGEST_REST)
@@ -331,13 +341,15 @@ class RateTuning(TrainingStep):
         )
         self.before_switch()
         candidate = self.candidates.pop(position)
-        own = copy.deepcopy(_state(self))
+        # A model loads values into its tensors, but an optimizer replaces its tensors, so they need no copy.
+        own = {"model": copy.deepcopy(self.model.state_dict()), "optimizer": self.optimizer.state_dict()}
         _load(self, _state(candidate))
         _load(candidate, own)
         self.candidates[self.position] = candidate
         self.position = position
         self.switches += 1
         self.stable_since, self.rest = self.labeled, FIRST_REST
+        self.rest_ends = min(self.rest_ends, self.labeled)
 
     def _replace_diverged(self, position: int) -> None:
         diverged = self.position
