@@ -204,6 +204,7 @@ def test_code_that_cannot_be_captured_runs_in_every_step(model: type[nn.Module],
         assert np.isfinite(learner.learn(make_events(64, seed))).all()
     assert captured(learner) == 0
     assert "not as CUDA graphs" in learner.training_mode
+    assert torch.rand(3, device="cuda").max() < 1  # the random number generator works after a failed capture
     assert learner.steps == 2 * EAGER_STEPS + 4
     if loss is counting_loss:
         assert len(calls) == 2 * learner.steps  # in the step, and for the mean loss

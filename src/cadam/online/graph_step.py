@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,9 @@ class GraphStep(TrainingStep):
         self._graphs.clear()
         torch.cuda.synchronize()
         self.optimizer.zero_grad()  # gradients of the failed capture have no values
+        # After a failed capture, torch's random number generator is not reset until the next one has ended.
+        with _capture(torch.cuda.CUDAGraph(), torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            pass
         logger.warning("training steps are no longer captured as CUDA graphs: %s", reason)
 
 
@@ -153,30 +158,35 @@ class CapturedStep:
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         set_mode(self.model, training=True)
         self.optimizer.zero_grad()
-        # Another thread may allocate memory meanwhile, so only this thread must not.
-        with torch.cuda.graph(self._forward, capture_error_mode="thread_local"):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with _capture(self._forward, stream):
             for on_device, host in copies:
                 on_device.copy_(host, non_blocking=True)
             for buffer, earlier in self._earlier:
                 earlier.copy_(buffer)
             outputs = step._call_model(select_features(columns), count)
             self._scores.copy_(outputs.detach(), non_blocking=True)
-        with torch.cuda.graph(self._update, pool=self._forward.pool(), capture_error_mode="thread_local"):
+        with _capture(self._update, stream, self._forward.pool()):
             weight = {"weight": columns["weight"]} if "weight" in columns else {}
             step.loss(outputs, columns["label"], **weight).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         self._entries = _entries(self.model, self.optimizer)
         self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._options = _options(self.optimizer)
+        self._option_keys = [(g, name) for g in self.optimizer.param_groups for name in g if name != "params"]
+        self._options = self._read_options()
 
     def is_valid(self) -> bool:
         """Whether the graphs still use the tensors and the options of model and optimizer."""
         return (
             all(entries.get(name) is value for entries, name, value in self._entries)
             and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
-            and self._options == _options(self.optimizer)
+            and self._read_options() == self._options
         )
+
+    def _read_options(self) -> list[Any]:
+        options = [group[name] for group, name in self._option_keys]
+        return [value.data_ptr() if isinstance(value, Tensor) else value for value in options]
 
     def forward(self, columns: Columns) -> Array | None:
         """Return the scores of a batch, or None if one of them is not finite. Then nothing has changed."""
@@ -199,6 +209,25 @@ class CapturedStep:
         self._update.replay()
 
 
+@contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Capture a graph like `torch.cuda.graph`, but without collecting garbage, which takes longer than a capture.
+
+    Args:
+        graph: receives the operations.
+        stream: the stream that is captured. A backward pass runs on the stream of its forward pass.
+        pool: the memory of an earlier graph, whose tensors this graph uses.
+    """
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        # Another thread may allocate memory meanwhile, so only this thread must not.
+        graph.capture_begin(pool or torch.cuda.graph_pool_handle(), "thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
 def _entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[dict[Any, Any], Any, Any]]:
     """Return the dicts that contain the modules, parameters and buffers of a model and the state of its optimizer.
 
@@ -210,15 +239,6 @@ def _entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[d
     owners += [vars(optimizer)["state"], *optimizer.state.values()]
     return [(entries, name, value) for entries in owners for name, value in entries.items()] + [
         (vars(optimizer), name, vars(optimizer)[name]) for name in ("state", "param_groups")
-    ]
-
-
-def _options(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [
-        value.data_ptr() if isinstance(value, Tensor) else value
-        for group in optimizer.param_groups
-        for name, value in group.items()
-        if name != "params"
     ]
 
 
