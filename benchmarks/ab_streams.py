@@ -54,7 +54,7 @@ def make_logistic(random: np.random.Generator, events: int) -> dict[str, Array]:
 
 
 def make_clusters(random: np.random.Generator, events: int) -> dict[str, Array]:
-    """Return 5 informative, 5 redundant and 10 useless numbers of two classes with 4 clusters each; 5% are mislabeled."""
+    """Return 5 informative, 5 redundant and 10 useless numbers of two classes, 4 clusters each; 5% are mislabeled."""
     vertices = random.permutation([[int(bit) for bit in f"{number:05b}"] for number in range(32)])[:8]
     cluster = random.integers(0, 8, events)
     informative = random.standard_normal((events, 5))
