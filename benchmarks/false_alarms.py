@@ -29,6 +29,8 @@ STREAMS: Mapping[str, Mapping[str, float]] = {
     "strong users": {"constant": 0, "users": 0.01},
     "strong seasons": {"season": 0.006, "drift": 0.004},
     "little noise": {"constant": 0.0005, "drift": 0.004, "noise": 0.05},
+    "skewed": {"constant": 0, "skew": 1},
+    "head start": {"constant": 0, "head_start": 0.05},
 }
 """Kinds of streams, as arguments of `simulate` that differ from the defaults."""
 EFFECTS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -45,6 +47,8 @@ def simulate(
     season: float = 0.002,
     users: float = 0.003,
     noise: float = 0.08,
+    skew: float = 0,
+    head_start: float = 0,
 ) -> Array:
     """Return the mean difference of each batch under each seed, for equal arms.
 
@@ -57,22 +61,31 @@ def simulate(
         season: The standard deviation of the amplitude of a season.
         users: The standard deviation of the effect of a user.
         noise: The standard deviation of the noise of one event; it is four times as large in a fifth of the time.
+        skew: The standard deviation of the logarithm of the noise, which then is log-normal; 0 for normal noise.
+        head_start: The difference after 20 batches of a lead that is inversely proportional to the batches so far.
     """
+
+    def draw() -> Array:
+        if not skew:
+            return random.standard_normal(batches)
+        values = random.lognormal(0, skew, batches)
+        return (values - math.exp(skew**2 / 2)) / math.sqrt((math.exp(skew**2) - 1) * math.exp(skew**2))
+
     time = np.arange(batches)
     activity = random.pareto(1.5, USERS) + 0.1
     shares = random.multinomial(BATCH_SIZE, activity / activity.sum(), batches) / BATCH_SIZE
     burst = np.where(random.random(batches // 40 + 1) < 0.2, 4.0, 1.0).repeat(40)[:batches]
     noise_of_batch = burst * noise / math.sqrt(BATCH_SIZE)
-    common = random.standard_normal(batches) * noise_of_batch
+    common = draw() * noise_of_batch
     differences = np.empty((seeds, batches))
     for seed in range(seeds):
         walk = random.integers(2) * np.cumsum(random.normal(0, drift / math.sqrt(batches), batches))
         period = random.choice([24, 200, batches])
         wave = random.normal(0, season) * np.sin(2 * np.pi * (time / period + random.random()))
         by_user = shares @ random.normal(0, users, USERS)
-        own = 0.7 * noise_of_batch * random.standard_normal(batches) + 0.5 * random.standard_normal() * common
+        own = 0.7 * noise_of_batch * draw() + 0.5 * random.standard_normal() * common
         differences[seed] = random.normal(0, constant) + walk + wave + by_user + own
-    return differences
+    return differences - head_start * 20 / (time + 20)
 
 
 def first_verdict(differences: Array, matters: float = 0.1) -> tuple[str, int]:

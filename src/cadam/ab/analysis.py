@@ -26,7 +26,7 @@ from ..statistics.rate_selection import RateSelector
 from .result import ArmResult, Curve, PairResult, Result
 from .runner import RunCache
 from .stream import JudgedEvents
-from .study import MAX_ADDED_RATES, Run, Study, next_rate
+from .study import MAX_ADDED_RATES, Run, Study, next_rate, rate_between
 from .verdict import PairedScores
 
 MAX_LOSS = 15.0
@@ -217,23 +217,33 @@ class Analysis:
     # Added learning rates ---------------------------------------------------------------------------------------
 
     def rates_to_add(self) -> list[Run]:
-        """Return the runs at learning rates that extend the grid of an arm.
+        """Return the runs at learning rates that extend or refine the grid of an arm.
 
-        A rate is added where most seeds of an arm have their leader at that end. A grid of one rate stays as it is.
+        A rate is added beyond an end of the grid where most seeds of an arm have their leader, and between the best
+        rate and its better neighbor if they are far apart. A grid of one rate stays as it is.
         """
-        runs = []
+        added: list[tuple[str, float]] = []
         for arm in self.study.arms:
             states = [self._arms[arm, seed].selector for seed in self._seeds]
             rates = tuple(self.rates[arm])
+            if len(rates) == 1:
+                continue
             ends = {False: [s.is_leader_lowest for s in states], True: [s.is_leader_highest for s in states]}
             for upwards, at_end in ends.items():
                 outside = [
                     rate for rate in rates if (rate > max(self.study.grid) if upwards else rate < min(self.study.grid))
                 ]
-                if len(rates) > 1 and 2 * sum(at_end) > len(states) and len(outside) < MAX_ADDED_RATES:
-                    rate = next_rate(rates, upwards)
-                    runs += [Run(arm, rate, seed) for seed in self._seeds]
-        return runs
+                if 2 * sum(at_end) > len(states) and len(outside) < MAX_ADDED_RATES:
+                    added.append((arm, next_rate(rates, upwards)))
+            between = rate_between(self._recent_losses(arm))
+            if between is not None and between not in rates:
+                added.append((arm, between))
+        return [Run(arm, rate, seed) for arm, rate in added for seed in self._seeds]
+
+    def _recent_losses(self, arm: str) -> dict[float, float]:
+        """Return the discounted loss at each learning rate of an arm, as a mean over seeds."""
+        states = [self._arms[arm, seed].selector for seed in self._seeds]
+        return {lr: float(np.mean([state.loss(lr) for state in states])) for lr in states[0].rates}
 
     def add(self, runs: list[Run]) -> None:
         """Let runs at further learning rates, which have got as far as the others, compete from now on."""
@@ -301,8 +311,7 @@ class Analysis:
         finite = {lr: loss for lr, loss in loss_by_rate.items() if math.isfinite(loss)}
         best = min(finite, key=lambda lr: finite[lr]) if finite else math.nan
         selectors = [self._arms[arm, seed].selector for seed in self._seeds]
-        recent = {lr: float(np.mean([s.loss(lr) for s in selectors])) for lr in selectors[0].rates}
-        usable = {lr: loss for lr, loss in recent.items() if math.isfinite(loss)}
+        usable = {lr: loss for lr, loss in self._recent_losses(arm).items() if math.isfinite(loss)}
         leaders = [
             Counter(rate for seed in self._seeds for rate in self._arms[arm, seed].leaders[a:b]).most_common(1)[0][0]
             for a, b in periods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -17,6 +18,8 @@ SEGMENT_GROWTH = 1.5
 """The end of each segment divided by that of the segment before."""
 MAX_ADDED_RATES = 4
 """The number of learning rates that may be added at each end of the grid of an arm."""
+FINEST_RATIO = 2.0
+"""A learning rate is added between the best one and its better neighbor if their ratio is above this."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,13 @@ class Study:
     model: str
     batch_size: int
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    """The learning rates of every arm. Further ones are added where the best rate is at an end."""
+    """The learning rates of every arm. Further ones are added beside the best rate, and beyond the ends of the grid."""
     seeds: int = 5
     metric: MetricName = "log_loss"
     """The metric that the verdict is about."""
     matters: float = 0.1
     """The smallest difference of practical use: in percent of the log loss, or in points of AUC or GAUC."""
-    blocks: int = 50
+    blocks: int = 100
     """The number of blocks of time in which AUC and GAUC are measured."""
     alpha: float = 0.05
     """The probability of a wrong verdict, over all arms together."""
@@ -84,6 +87,27 @@ def next_rate(rates: tuple[float, ...], upwards: bool) -> float:
     low, high = list(pairwise(rates))[-1 if upwards else 0] if len(rates) > 1 else (1.0, 3.0)
     rate = rates[-1] * high / low if upwards else rates[0] * low / high
     return float(f"{rate:.2g}")
+
+
+def rate_between(losses: Mapping[float, float]) -> float | None:
+    """Return the learning rate halfway, on a logarithmic scale, between the best one and its better neighbor.
+
+    The loss at the best rate of a coarse grid is higher than at the best rate. How much higher depends on how steep the
+    loss is around its minimum, so that a coarse grid favors the arm that tolerates rates which are too high.
+
+    Args:
+        losses: The loss at each learning rate, in increasing order of the rates. It may be nan or infinite.
+
+    Returns:
+        The rate, or None if the ratio of the two is at most `FINEST_RATIO`, or the best rate is at an end.
+    """
+    rates = [rate for rate, loss in losses.items() if math.isfinite(loss)]
+    best = min(range(len(rates)), key=lambda index: losses[rates[index]], default=0)
+    if not 0 < best < len(rates) - 1:
+        return None
+    neighbor = min(rates[best - 1], rates[best + 1], key=lambda rate: losses[rate])
+    low, high = sorted([rates[best], neighbor])
+    return float(f"{math.sqrt(low * high):.2g}") if high / low > FINEST_RATIO else None
 
 
 def segment_ends(batch_ends: list[int]) -> list[int]:

@@ -94,9 +94,9 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--blocks",
         type=positive_int,
-        default=50,
+        default=100,
         metavar="N",
-        help="number of blocks of time for --metric auc and gauc (default: 50)",
+        help="number of blocks of time for --metric auc and gauc (default: 100)",
     )
     add(
         "--matters",

@@ -18,6 +18,8 @@ Sources:
   Bounded scores, such as a log loss with an upper limit, have all moments.
 - Robbins (1970), "Statistical methods related to the law of the iterated logarithm", Annals of Mathematical
   Statistics 41(5): the normal mixture that is inverted.
+- Hall (1992), "On the removal of skewness by transformation", Journal of the Royal Statistical Society B 54(1): the
+  transformation of Student's statistic whose inverse corrects the ends for skewness.
 - Abramowitz and Stegun (1964), "Handbook of Mathematical Functions", 26.7.5: the expansion of Student's quantile, which
   accounts for the estimated variance of few batches.
 """
@@ -48,11 +50,13 @@ class ConfidenceSequence:
 
     which inverts the mixture of normal likelihood ratios whose prior variance is 1 / r. The parameter r is fixed at the
     first check, so that the sequence is narrowest after about `NARROWEST_AT` batches like the first ones. The quantile
-    h / sqrt(V) of the normal distribution is replaced by that of Student's t.
+    h / sqrt(V) of the normal distribution is replaced by that of Student's t. If the sums of batches are skewed, the
+    estimates of their mean and their variance depend on each other, and symmetric ends would exclude the true mean too
+    often on one side. Each end is therefore the outer one of the symmetric end and of that by Hall's transformation.
 
     If labels arrive up to `lag` batches late, the sequence uses blocks of that many batches. The difference of a block
     is known before the next but one begins, so odd and even blocks form two martingales. Each gets half of `alpha`, and
-    the half-width is the mean of their half-widths, weighted by their events.
+    the ends are the means of their ends, weighted by their events.
 
     Args:
         alpha: The probability of ever excluding the true mean.
@@ -106,8 +110,8 @@ class ConfidenceSequence:
         if events == 0:
             return Interval(math.nan, -math.inf, math.inf, self._batches)
         mean = sum(sums.total for sums in self._sums) / events
-        half_width = sum(sums.half_width() for sums in self._sums) / events
-        return Interval(mean, mean - half_width, mean + half_width, self._batches)
+        below, above = (sum(ends) / events for ends in zip(*(sums.deviations() for sums in self._sums), strict=True))
+        return Interval(mean, mean - below, mean + above, self._batches)
 
     @property
     def excludes_zero(self) -> bool:
@@ -137,6 +141,48 @@ class ConfidenceSequence:
             vars(sums).update(saved)
 
 
+class RecentSequence:
+    """A confidence sequence for the mean difference over the recent part of a stream.
+
+    A confidence sequence of its own begins after 20, 40, 80, ... batches. The present interval is that of the latest of
+    them which covers at least half of the stream so far. As one looks at K sequences along a stream, each of them has
+    the error probability `alpha` / K (Bonferroni), so that the probability that any of them ever excludes the mean over
+    its own part is about `alpha`. Every part is fixed before its events are predicted, so that each sequence has the
+    properties of `ConfidenceSequence`.
+
+    Args:
+        alpha: The probability of ever excluding the true mean of the recent part.
+        total: The number of batches of the whole stream.
+        lag: The largest number of batches by which labels arrive after their batch.
+    """
+
+    def __init__(self, alpha: float, total: int, lag: int = 0) -> None:
+        first = FIRST_CHECK * max(lag, 1)
+        self.starts = [first * 2**k for k in range(max(1, math.floor(math.log2(max(total / 2 / first, 1))) + 1))]
+        """The numbers of batches after which the sequences begin."""
+        self.sequences = [ConfidenceSequence(alpha / len(self.starts), lag=lag) for _ in self.starts]
+        self._batches = 0
+
+    def update(self, difference: float, count: float = 1) -> None:
+        """Add the mean difference of the next batch, arm minus baseline, and the number of its events."""
+        for start, sequence in zip(self.starts, self.sequences, strict=True):
+            if self._batches >= start:
+                sequence.update(difference, count)
+        self._batches += 1
+
+    @property
+    def number(self) -> int | None:
+        """The number of the present sequence, from 0; None before the first has covered half of the stream."""
+        covering = [number for number, start in enumerate(self.starts) if 2 * start <= self._batches]
+        return covering[-1] if covering else None
+
+    @property
+    def interval(self) -> Interval:
+        """The mean over the recent part with its ends, which may be infinite. `count` is that of batches."""
+        number = self.number
+        return Interval(math.nan, -math.inf, math.inf, 0) if number is None else self.sequences[number].interval
+
+
 class _Block:
     """The sum of the differences of consecutive batches."""
 
@@ -149,13 +195,15 @@ class _Block:
 
 
 class _Sums:
-    """The sums of one martingale, from which its half-width follows."""
+    """The sums of one martingale, from which its ends follow."""
 
     def __init__(self, alpha: float, first_check: int) -> None:
         self.alpha, self.first_check = alpha, first_check
         self.batches, self.events, self.total = 0, 0.0, 0.0
         self.squares = self.products = self.square_counts = 0.0
         """The sums of (n d)^2, n (n d) and n^2 over batches, where n is the count and d the difference."""
+        self.cubes = [0.0, 0.0, 0.0, 0.0]
+        """The sums of (n d)^3, n (n d)^2, n^2 (n d) and n^3 over batches."""
         self.origin = 0.0
         """The first difference, which is subtracted so that the squares stay accurate if the mean is large."""
         self.parameter = 0.0
@@ -171,6 +219,7 @@ class _Sums:
         self.squares += centered**2
         self.products += centered * count
         self.square_counts += count**2
+        self.cubes = [cube + centered ** (3 - power) * count**power for power, cube in enumerate(self.cubes)]
         if self.parameter == 0 and self.batches >= self.first_check:
             self.parameter = self._variance() * NARROWEST_AT / self.batches / _mixture_factor(self.alpha)
 
@@ -180,15 +229,23 @@ class _Sums:
         deviations = self.squares - 2 * mean * self.products + mean**2 * self.square_counts
         return max(deviations, 0.0) * self.batches / (self.batches - 1)
 
-    def half_width(self) -> float:
-        """Return the half-width of the interval for the sum over events."""
+    def _skewness(self, variance: float) -> float:
+        """Return the skewness of the mean over batches: that of a batch divided by the square root of their number."""
+        mean = self.total / self.events - self.origin
+        weights = (1.0, -3 * mean, 3 * mean**2, -(mean**3))
+        return math.fsum(weight * cube for weight, cube in zip(weights, self.cubes, strict=True)) / variance**1.5
+
+    def deviations(self) -> tuple[float, float]:
+        """Return how far the ends of the interval for the sum over events lie below and above the sum."""
         variance = self._variance() if self.batches > 1 else 0.0
         # Batches that are all equal show no variance, so they say nothing about the next batch.
         if self.parameter <= 0 or variance <= 1e-18 * max(self.squares, self.origin**2 * self.square_counts):
-            return math.inf
-        r = self.parameter
-        quantile = math.sqrt((1 + r / variance) * math.log((variance + r) / (r * self.alpha**2)))
-        return student_quantile(quantile, self.batches - 1) * math.sqrt(variance)
+            return math.inf, math.inf
+        r, skewness = self.parameter, self._skewness(variance)
+        normal = math.sqrt((1 + r / variance) * math.log((variance + r) / (r * self.alpha**2)))
+        quantile = student_quantile(normal, self.batches - 1)
+        below, above = (max(quantile, side * remove_skewness(side * quantile, skewness)) for side in (1, -1))
+        return below * math.sqrt(variance), above * math.sqrt(variance)
 
 
 def _mixture_factor(alpha: float) -> float:
@@ -208,6 +265,18 @@ def student_quantile(normal: float, degrees: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / n + second / n**2 + third / n**3
+
+
+def remove_skewness(quantile: float, skewness: float) -> float:
+    """Return the quantile of Student's statistic of skewed values, by the inverse of Hall's transformation.
+
+    Args:
+        quantile: The quantile for values without skewness.
+        skewness: The skewness of the mean: that of the values divided by the square root of their number.
+    """
+    if abs(skewness) < 1e-6:
+        return quantile
+    return 3 / skewness * (float(np.cbrt(1 + skewness * (quantile - skewness / 6))) - 1)
 
 
 def sequence_of_intervals(
