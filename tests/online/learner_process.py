@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cadam.online import KafkaSource, Learner, ParquetSource, RedisSource, Source, models
-from cadam.online import rate_tuning
+from cadam.online import KafkaSource, Learner, ParquetSource, RedisSource, Source, models, rate_tuning
 from tests.online.kafka_broker import settings
 from tests.online.streams import ITEMS, SCHEMA, SHORT_SCHEDULE, files, learner, table, weights
 
