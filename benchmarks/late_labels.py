@@ -1,6 +1,7 @@
 """Compares the predicted with the real rate of purchases that become known about a day late.
 
-    python benchmarks/late_labels.py [--days 42] [--a-day 20000] [--horizon 5] [--optimizer CAdam] [--seeds 3]
+    python benchmarks/late_labels.py [--days 42] [--a-day 20000] [--horizon 5] [--model linear] [--optimizer CAdam]
+        [--lr 0.03] [--ways joined,horizon] [--seeds 3]
 
 A simulated stream has items whose appeal drifts, a daily and a weekly cycle of traffic, and 4% purchases. Labels
 contain purchases only. Each arrives after an exponential delay with a mean of one day; an event without a label counts
@@ -13,7 +14,7 @@ as negative after the horizon. The ways to learn are compared on the same events
 - arrival: purchases are learned when they arrive and other events after the horizon, each once, without weights.
 
 For each day of the stream: the sum of the predicted probabilities over the number of purchases, and the AUC. Days up to
-three days after the first event was learned are warm-up.
+three days after the first event was learned are warm-up. `--lr auto` tunes the learning rate, from 0.003 on.
 """
 
 from __future__ import annotations
@@ -127,14 +128,28 @@ class Result:
 
 
 def run(
-    way: str, stream: Purchases, horizon: float, optimizer: str = "CAdam", lr: float = 0.03, size: int = 256
+    way: str,
+    stream: Purchases,
+    horizon: float,
+    optimizer: str = "CAdam",
+    lr: float | str = 0.03,
+    size: int = 256,
+    model_name: str = "linear",
 ) -> Result:
     """Learn from a stream in one of the `WAYS`."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = models.build("linear", SCHEMA)
+    model = models.build(model_name, SCHEMA)
     options = LabelOptions(horizon * DAY, early_positives=way == "early", capacity=len(stream.time))
-    learner = Learner(model, OptimizerSpec.parse(optimizer).build(model, lr), LOG_LOSS, labels=options, batch_size=size)
+    is_tuned = lr == "auto"
+    learner = Learner(
+        model,
+        OptimizerSpec.parse(optimizer).build(model, 0.003 if is_tuned else float(lr)),
+        LOG_LOSS,
+        labels=options,
+        batch_size=size,
+        tune_rate=is_tuned,
+    )
     if way == "arrival":
         learner.join = LearnOnArrival(options)
     scores = np.empty(len(stream.time))
@@ -163,16 +178,22 @@ def main() -> None:
     parser.add_argument("--a-day", type=int, default=20_000)
     parser.add_argument("--horizon", type=float, default=5.0, help="in days")
     parser.add_argument("--optimizer", default="CAdam")
-    parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--model", choices=tuple(models.MODELS), default="linear")
+    parser.add_argument("--lr", default="0.03", metavar="X", help="a number, or auto")
+    parser.add_argument("--ways", default=",".join(WAYS), metavar="A,B", help="always with joined")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    ways = [way for way in WAYS if way in ("joined", *options.ways.split(","))]
     for seed in range(options.seeds):
         stream = Purchases.simulate(options.days, options.a_day, seed)
-        results = {way: run(way, stream, options.horizon, options.optimizer, options.lr) for way in WAYS}
+        results = {
+            way: run(way, stream, options.horizon, options.optimizer, options.lr, model_name=options.model)
+            for way in ways
+        }
         print(f"\nseed {seed}: {len(stream.time):,} events, {stream.bought.mean():.2%} purchases")
-        print(f"{'day':>5}" + "".join(f"{way:>10}" for way in WAYS) + "   predicted / real purchases")
+        print(f"{'day':>5}" + "".join(f"{way:>10}" for way in ways) + "   predicted / real purchases")
         for day in range(options.days):
-            cells = "".join(f"{results[way].ratios[day]:>10.3f}" for way in WAYS)
+            cells = "".join(f"{results[way].ratios[day]:>10.3f}" for way in ways)
             print(f"{day:>5}{cells}{'   warm-up' if day < results['joined'].warm_up else ''}")
         for way, result in results.items():
             print(

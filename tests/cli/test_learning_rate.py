@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def test_switches_are_logged_and_the_saved_model_is_that_of_the_leader(
     assert run(clicks, "--lr", "auto:0.0003", "--prometheus", prometheus) == 0
     assert "labeled events: its recent loss is" in caplog.text
     assert "resumed from" in caplog.text
-    assert "lag  learning" in capfd.readouterr().out
+    assert "optimizer CAdam, learning rate 0.0003 at first (tuned while the run learns)" in caplog.messages
+    console = capfd.readouterr()
+    assert "lag  learning" in console.out
+    assert re.search(r"^optimizer CAdam, learning rate 0\.\d+ \(tuned, \d+ changes\)$", console.err, re.MULTILINE)
     state = read_newest(clicks.parent / "state")[1]
     (group,) = state["optimizer"]["param_groups"]
     assert group["lr"] > 0.001
@@ -47,9 +51,13 @@ def test_switches_are_logged_and_the_saved_model_is_that_of_the_leader(
     assert "the learning rate was" in caplog.text
 
 
-def test_a_run_that_resumes_without_a_rate_keeps_its_rate(clicks: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert run(clicks, "--lr", "0.03", "--events", COUNT // 2) == 0
-    assert run(clicks) == 0
+def test_a_run_that_resumes_without_a_rate_keeps_its_rate(
+    clicks: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(clicks, "--lr", "0.03", "--events", COUNT // 2, "--optimizer", "Adam") == 0
+    assert run(clicks, "--optimizer", "Adam") == 0
+    lines = [*caplog.messages, *capfd.readouterr().err.splitlines()]
+    assert lines.count("optimizer Adam, learning rate 0.03") == 4  # at the start and at the end of two runs
     assert "the learning rate was" not in caplog.text
     (group,) = read_newest(clicks.parent / "state")[1]["optimizer"]["param_groups"]
     assert group["lr"] == 0.03

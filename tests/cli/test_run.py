@@ -418,7 +418,7 @@ def test_a_reader_that_closes_the_console_ends_the_run_and_the_state_is_saved(tm
         assert process.stderr
         process.stdout.close()
         assert process.wait(60) == 141
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == b"optimizer CAdam, learning rate 0.001\n"
     ours = learner(checkpoint=tmp_path / "state")
     assert ours.resume()
     assert ours.events > 0

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cadam.online import KafkaSource, ParquetSource, RedisSource, Source, models
+from cadam.online import KafkaSource, Learner, ParquetSource, RedisSource, Source, models, rate_tuning
 from tests.online.kafka_broker import settings
-from tests.online.streams import ITEMS, SCHEMA, files, learner, table, weights
+from tests.online.streams import ITEMS, SCHEMA, SHORT_SCHEDULE, files, learner, table, weights
 
 COUNT = 1500
 BATCH = 16
@@ -66,11 +66,13 @@ def learn(kind: str, place: str, folder: Path) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
+    is_tuned = os.environ.get("ONLINE_TUNED") == "1"
+    vars(rate_tuning).update(SHORT_SCHEDULE)
     ours = learner(
         models.build(name, SCHEMA) if name else None,
         json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # the moments of the kills
         horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
-        checkpoint=folder / "state", checkpoint_every=80,
+        checkpoint=folder / "state", checkpoint_every=80, tune_rate=is_tuned,
     )  # fmt: skip
     if kind == "kafka":
         usable = sum("user" in one and one["item"] < ITEMS for one in records())
@@ -84,10 +86,17 @@ def learn(kind: str, place: str, folder: Path) -> None:
         "metrics": {name: repr(value) for name, value in ours.metrics().items()},
         "log": files(folder / "log"),
         "rejected": files(folder / "state")["rejected.jsonl"],
+        "candidates": _hash_candidates(ours),
         "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
     }
     (folder / "outcome.new").write_text(json.dumps(outcome))
     (folder / "outcome.new").rename(folder / "outcome.json")
+
+
+def _hash_candidates(ours: Learner) -> dict[int, str]:
+    """Hash the weights that learn at other rates, if the learning rate is tuned."""
+    candidates = {} if ours.rate_tuning is None else ours.rate_tuning.candidates
+    return {position: hashlib.sha256(b"".join(weights(each))).hexdigest() for position, each in candidates.items()}
 
 
 def live(kind: str, place: str, folder: Path, seconds: float | None) -> bool:

@@ -34,6 +34,17 @@ SCHEMA = Schema(
 )
 
 
+SHORT_SCHEDULE: dict[str, Any] = {
+    "STAGES": ((0, (-5, -4, -3, -2, -1, 1, 2, 3, 4)), (256, (-2, -1, 1, 2)), (512, (-2, -1, 1)), (1024, (-1, 1))),
+    "WATCH": 256,
+    "LONGEST_WATCH": 768,
+    "PATIENCE": 64,
+    "FIRST_REST": 256,
+    "LONGEST_REST": 1024,
+}
+"""Values of the constants of `rate_tuning`, with which all stages end within 3,000 events."""
+
+
 class Small(nn.Module):
     """A factorization of user and item, with the price beside it, and dropout, so that the random state matters."""
 

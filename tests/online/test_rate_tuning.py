@@ -22,17 +22,14 @@ from cadam.online import rate_tuning as module
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.rate_tuning import RateTuning
 from cadam.online.training_step import TrainingStep
-from tests.online.streams import SCHEMA, Replayed, Small, build, events, weights
+from tests.online.streams import SCHEMA, SHORT_SCHEDULE, Replayed, Small, build, events, weights
 
 BATCH = 64
-STAGES = ((0, (-5, -4, -3, -2, -1, 1, 2, 3, 4)), (256, (-2, -1, 1, 2)), (512, (-2, -1, 1)), (1024, (-1, 1)))
-SHORT = {"STAGES": STAGES, "WATCH": 256, "LONGEST_WATCH": 768, "PATIENCE": 64, "FIRST_REST": 256, "LONGEST_REST": 1024}
-"""A schedule that ends all stages within 3,000 events."""
 
 
 @pytest.fixture
 def short_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in SHORT.items():
+    for name, value in SHORT_SCHEDULE.items():
         monkeypatch.setattr(module, name, value)
 
 
@@ -252,7 +249,7 @@ def check_killed(folder: Path, build_model: Any, moments: Iterable[int]) -> None
     batches = stream(40)
     whole = run("whole", len(batches))
     expected = tuning(whole).state_dict()
-    assert {len(STAGES), 0} & {expected["stage"], len(expected["candidates"])}  # the run reaches the last stage
+    assert {len(module.STAGES), 0} & {expected["stage"], len(expected["candidates"])}  # the run reaches the last stage
     for moment in moments:
         run(f"killed-{moment}", moment)
         resumed = run(f"killed-{moment}", len(batches))

@@ -106,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
             source = _RestoredSource(job, limit)
             if not learner.resumed:
                 job.config.write(job.checkpoint)
+            logger.info("%s", _describe_optimizer(job))
             learner.run(source, events=options.events)
     except UsageError as error:
         return fail("run", error, USAGE)
@@ -475,6 +476,7 @@ def _print_summary(job: Job) -> None:
     learner = job.learner
     if job.config.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
         print(f"warning: {warning}", file=sys.stderr)
+    print(_describe_optimizer(job), file=sys.stderr)
     end = "the stream has ended" if job.options.events is None else "done"
     is_saved = learner.checkpoints is not None and learner.checkpoints.files()
     print(
@@ -482,6 +484,15 @@ def _print_summary(job: Job) -> None:
         + (f"the checkpoint is in {printable(job.checkpoint)}" if is_saved else "there is nothing to save yet"),
         file=sys.stderr,
     )
+
+
+def _describe_optimizer(job: Job) -> str:
+    """Describe the optimizer and its present learning rate."""
+    tuning = job.learner.rate_tuning
+    rate = f"{job.learner.optimizer.param_groups[0]['lr']:.2g}"
+    if tuning is not None:
+        rate += f" (tuned, {tuning.switches} changes)" if tuning.labeled else " at first (tuned while the run learns)"
+    return f"optimizer {job.optimizer}, learning rate {rate}"
 
 
 def _unlearned_events(job: Job) -> str:

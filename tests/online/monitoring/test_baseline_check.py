@@ -15,7 +15,13 @@ LOST, AT_CONSTANT = 1.1, 1.004
 
 
 def advise(
-    loss: float, *, steps: int = 1000, waiting: int = 0, late_labels: int = 0, left_out: tuple[str, ...] = ()
+    loss: float,
+    *,
+    steps: int = 1000,
+    waiting: int = 0,
+    late_labels: int = 0,
+    left_out: tuple[str, ...] = (),
+    is_tuned: bool = False,
 ) -> str:
     """The warning after two reports of 4,000 labeled events each, with a rate of 0.4."""
     check = BaselineCheck(left_out)
@@ -27,6 +33,7 @@ def advise(
             log_loss=total,
             has_log_loss=True,
             steps=steps,
+            rate_tuning=object() if is_tuned else None,
             pending=SimpleNamespace(counts=SimpleNamespace(late_labels=late_labels)),
             join=SimpleNamespace(waits_for_horizon=True),
         )
@@ -60,3 +67,12 @@ def test_the_cause_is_named_and_no_other(cause: str, options: dict[str, Any], te
 def test_the_learning_rate_is_named_if_nothing_else_is_known() -> None:
     assert "Try a lower --lr" in advise(LOST)
     assert advise(0.9) == ""
+
+
+@pytest.mark.parametrize("loss", [LOST, AT_CONSTANT])
+def test_a_tuned_learning_rate_is_not_the_cause(loss: float) -> None:
+    warning = advise(loss, is_tuned=True)
+    assert "The learning rate is tuned, and no other rate was better, so the features may" in warning
+    assert "--lr" not in warning
+    assert "cadam ab" not in warning
+    assert "Possible causes: there were only 6 steps" in advise(loss, steps=6, is_tuned=True)

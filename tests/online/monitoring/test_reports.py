@@ -13,7 +13,7 @@ import torch
 import cadam
 from cadam.online import Console, Learner, PrometheusFile, TensorBoard
 from cadam.online.monitoring import prometheus_metrics
-from cadam.online.monitoring.console import COLUMNS
+from cadam.online.monitoring.console import COLUMNS, RATE_COLUMN
 from tests.online.streams import Replayed, build, events, learner
 
 
@@ -56,7 +56,7 @@ def test_the_first_recent_loss_after_a_resume_covers_the_events_since_the_resume
 
 
 def test_no_two_columns_of_the_console_have_the_same_heading() -> None:
-    headings = [f"{first} {second}" for first, second, _ in COLUMNS]
+    headings = [f"{first} {second}" for first, second, _ in (*COLUMNS, RATE_COLUMN)]
     assert len(set(headings)) == len(headings)
 
 

@@ -75,6 +75,11 @@ class BaselineCheck:
             causes.append(f"columns were left out: {names}; a --schema can make them features")
         if causes:
             return f"Possible causes: {'; '.join(causes)}"
+        if learner.rate_tuning is not None:
+            return (
+                "The learning rate is tuned, and no other rate was better, so the features may not contain information "
+                "about the label."
+            )
         return f"{self._rate_advice(late)} `cadam ab` finds the learning rate"
 
     def _rate_advice(self, late: LogLoss) -> str:
