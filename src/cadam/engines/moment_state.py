@@ -369,6 +369,27 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
             state[name], state[scale_name(name)] = quantized, scales
 
 
+def catch_up_in_place(state: Mapping[str, Tensor], rule: Rule, numbers: tuple[float, ...], step: int) -> None:
+    """Let the moments of all rows of a table make up for the steps that they missed before the options change.
+
+    Args:
+        state: The state of the table, as `sparse_update.new_state` returns it, which is changed in place.
+        rule: The rule of the optimizer.
+        numbers: The options by which the rows have aged so far, see `aging_options`.
+        step: The number of steps that the table has taken.
+    """
+    aged: dict[str, Any] = {
+        **state,
+        AGING_OPTIONS: torch.tensor(numbers, dtype=torch.float64, device="cpu"),
+        "step": step,
+    }
+    catch_up(aged, rule)
+    for name, tensor in state.items():
+        if name != LAST_STEPS:
+            tensor.copy_(aged[name])
+    state[LAST_STEPS].fill_(step)
+
+
 def _complete_row_moment(
     state: dict[str, Any], name: str, kind: str, param: Tensor, start: float, memory: Tensor | None
 ) -> None:
@@ -472,7 +493,11 @@ def state_shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, 
             shapes[scale_name(name)] = (table.shape[0], 1)
     if has_seed(table, rule, o):
         shapes[SEED] = ()
-    return {**shapes, ROW_STEPS: row_shape(table)} if o["row_steps"] or counts_updates(o) else shapes
+    if o["row_steps"] or counts_updates(o):
+        shapes[ROW_STEPS] = row_shape(table)
+    if o["sparse_updates"] == "exact" and rule.state(o):
+        shapes[LAST_STEPS] = row_shape(table)
+    return shapes
 
 
 def _to_float32(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
