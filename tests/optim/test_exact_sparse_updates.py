@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cadam
+from cadam.optim.sparse_update import RowUpdate, complete
 from cadam.rules.base import Rule, Step
 from cadam.rules.sparse_updates import LAST_STEPS
 from tests.engines.triton_interpreter import ON_CUDA, interpreted, needs_triton
@@ -313,8 +314,43 @@ def test_other_refusals() -> None:
     param.grad = torch.ones_like(param).to_sparse()
     with pytest.raises(RuntimeError, match="one sparse dimension"):
         optimizer.step()
-    with pytest.raises(ValueError, match="parameters of an optimizer only"):
-        cadam.sparse_update.new_state(torch.zeros(3, 2), **EXACT)
+
+
+def test_rows_that_are_reset_begin_without_moments() -> None:
+    param, reference = table(), table()
+    ours, theirs = cadam.CAdam([param], lr=0.03, **EXACT), cadam.CAdam([reference], lr=0.03)
+    for step, (ids, values) in enumerate(batches(20)):
+        if step == 10:
+            ours.reset_rows(param, torch.tensor([0, 3]))
+            for name in ("exp_avg", "exp_avg_sq"):
+                theirs.state[reference][name][[0, 3]] = 0
+        set_grad(param, ids, values)
+        reference.grad = torch.from_numpy(dense(ids, values))
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(param, reference, rtol=0, atol=1e-12)
+
+
+@ON_ENGINES
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_updates_of_plain_tensors(storage: str, engine: str) -> None:
+    """Row updates have the result of the optimizer, also after other betas; later steps are refused."""
+    options = {"lr": 0.03, "moments": storage, **EXACT, **ENGINES[engine]}
+    param, copied = table(torch.float32, engine=engine), table(torch.float32, engine=engine).detach()
+    optimizer = cadam.CAdam([param], **options)
+    state = cadam.sparse_update.new_state(copied, **options)
+    group = complete(cadam.CAdam, options)
+    update = RowUpdate(copied, state, cadam.CAdam, group)
+    for step, (ids, values) in enumerate(batches(30), 1):
+        if step == 15:
+            optimizer.param_groups[0]["betas"] = group["betas"] = (0.5, 0.9)
+        set_grad(param, ids, values)
+        optimizer.step()
+        update(torch.from_numpy(ids).to(copied.device), torch.from_numpy(values).to(copied), step=step)
+    torch.testing.assert_close(param.detach(), copied, rtol=0, atol=0)
+    assert torch.equal(state[LAST_STEPS], optimizer.state[param][LAST_STEPS])
+    with pytest.raises(OverflowError, match="16,777,216 steps"):
+        update(torch.tensor([1], device=copied.device), torch.ones(1, WIDTH, device=copied.device), step=2**24 + 1)
 
 
 @ON_ENGINES

@@ -19,6 +19,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from cadam.engines import quantization
 from cadam.rules.moment_storage import MIN_SCALE, ROW_STEPS
+from cadam.rules.sparse_updates import LAST_STEPS
 from cadam.torchrec import BagSharder, Tables, load, save
 from tests.process_groups import run
 from tests.torchrec.model import Setting, sharded, state_of, train_plainly
@@ -29,6 +30,9 @@ STORAGES: dict[str, dict[str, Any]] = {
     "bfloat16": {"moments": "bfloat16"},
     "int8": {"moments": "int8"},
     "light": LIGHT,
+    "exact": {"sparse_updates": "exact"},
+    "exact int8": {"sparse_updates": "exact", "moments": "int8"},
+    "late": {"confidence_after": 3},
 }
 STEPS = 8
 
@@ -62,6 +66,7 @@ def load_each(folder: str) -> dict[str, Any]:
     """On this number of ranks, each as it was saved; then from one storage to another."""
     same = {name: load_as(folder, name, storage) for name, storage in STORAGES.items()}
     pairs = [("float32", "int8"), ("float32", "light"), ("int8", "float32"), ("light", "float32")]
+    pairs += [("float32", "exact"), ("exact", "float32"), ("exact", "exact int8"), ("late", "float32")]
     return {"same": same, **{f"{a} as {b}": load_as(folder, a, STORAGES[b]) for a, b in pairs}}
 
 
@@ -125,6 +130,25 @@ def test_from_elements_to_rows_second_moments_become_the_mean_and_counts_begin(w
         assert light[f"{table}.{ROW_STEPS}"].eq(0).all()
 
 
+@pytest.mark.parametrize("storage", ["exact", "late"])
+def test_options_by_row_have_the_result_of_one_process(storage: str, worlds: Worlds) -> None:
+    expected, lazy = (train_plainly(setting(o), STEPS) for o in (STORAGES[storage], {}))
+    for table in ("users", "goods"):
+        torch.testing.assert_close(worlds[0][storage][table], expected[table], rtol=0, atol=1e-5)
+        assert (expected[table] - lazy[table]).abs().max() > 1e-3
+
+
+def test_from_exact_to_lazy_updates_rows_make_up_for_their_steps(worlds: Worlds) -> None:
+    exact, lazy, again = worlds[0]["exact"], worlds[1]["exact as float32"], worlds[1]["float32 as exact"]
+    for table in ("users", "goods"):
+        missed = STEPS - exact[f"{table}.{LAST_STEPS}"]
+        assert missed.max() > 0
+        for name, beta in (("exp_avg", 0.9), ("exp_avg_sq", 0.999)):
+            torch.testing.assert_close(lazy[f"{table}.{name}"], exact[f"{table}.{name}"] * beta**missed)
+        assert f"{table}.{LAST_STEPS}" not in lazy
+        assert again[f"{table}.{LAST_STEPS}"].eq(STEPS).all()
+
+
 # Replicas, columns, eviction -----------------------------------------------------------------------------------------
 
 
@@ -144,7 +168,8 @@ def test_replicas_stay_equal_though_their_ranks_have_other_seeds(tmp_path: Path)
 
 def test_rows_that_share_numbers_are_not_sharded_by_columns() -> None:
     assert "column_wise" in BagSharder(moments="bfloat16").sharding_types("cpu")
-    for storage in ({"moments": "int8"}, {"second_moment": "row"}, {"row_steps": True}):
+    by_row: list[dict[str, Any]] = [{"moments": "int8"}, {"second_moment": "row"}, {"row_steps": True}]
+    for storage in (*by_row, {"sparse_updates": "exact"}, {"confidence_after": 9}):
         assert "column_wise" not in BagSharder(**storage).sharding_types("cpu")
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from ..rules import Options, Rule
 from ..rules.defaults import defaults
+from ..rules.sparse_updates import counts_updates
 from ..rules.update import ScalarFunctions, Update
 from .trace import Op, Program, Value, record
 
@@ -34,6 +35,7 @@ class KernelSpec:
         storages: Storage of each buffer: ``plain``, ``bfloat16``, ``int8``, or ``row`` for one value per row of a
             table. Empty if all buffers are plain.
         row_steps: Whether each row of a table counts its own steps.
+        counts_updates: Whether the confidence mask of a row depends on the number of its updates.
         aging_coefficients: Names of the coefficients with which the moments of a row first make up for the steps that
             it missed. They are the last of `coefficients`. Empty unless sparse updates are exact.
     """
@@ -44,6 +46,7 @@ class KernelSpec:
     storages: tuple[str, ...] = ()
     row_steps: bool = False
     aging_coefficients: tuple[str, ...] = ()
+    counts_updates: bool = False
 
     @classmethod
     def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> KernelSpec:
@@ -65,7 +68,8 @@ class KernelSpec:
         storages = tuple("row" if b in by_row else moments for b in buffers)
         row_steps = rows and bool(options["row_steps"])
         storages = storages if set(storages) - {"plain"} else ()
-        return cls(rule, buffers, tuple(coefficients), storages, row_steps, tuple(aging))
+        by_updates = rows and counts_updates(options)
+        return cls(rule, buffers, tuple(coefficients), storages, row_steps, tuple(aging), by_updates)
 
     @property
     def name(self) -> str:
@@ -74,7 +78,7 @@ class KernelSpec:
         extra = [b for b in self.buffers if b not in default.buffers]
         extra += [c for c in self.coefficients if c not in default.coefficients]
         extra += [f"{s}_{b}" for b, s in zip(self.buffers, self.storages, strict=False) if s != "plain"]
-        extra += ["row_steps"] * self.row_steps
+        extra += ["row_steps"] * self.row_steps + ["counts_updates"] * self.counts_updates
         extra += [f"without_{b}" for b in default.buffers if b not in self.buffers]
         return "_".join([self.rule.name, *extra])
 
@@ -86,18 +90,23 @@ class KernelSpec:
     @property
     def needs_whole_rows(self) -> bool:
         """Whether a program needs all elements of a row: they share a scale, a moment or a step count."""
-        return bool(self.storages or self.row_steps or self.aging_coefficients)
+        return bool(self.storages or self.row_step_coefficients or self.aging_coefficients)
 
     @property
     def without_storages(self) -> KernelSpec:
         """The specification with plain buffers. The C library finds the kernels of all storages under its name."""
-        return replace(self, storages=(), row_steps=False)
+        return replace(self, storages=(), row_steps=False, counts_updates=False)
 
     @property
     def row_step_coefficients(self) -> tuple[str, ...]:
-        """The coefficients that depend on the step count of a row: those of the rule. Empty without row steps."""
-        shared = ("l2", "shrink", "unscale", "threshold", "lr")
-        return tuple(name for name in self.coefficients if name not in shared) if self.row_steps else ()
+        """The coefficients that depend on the number of updates of a row: those of the rule with row steps, the mask.
+
+        Empty if rows do not count their updates.
+        """
+        shared = {"l2", "shrink", "unscale", "threshold", "lr"}
+        by_count = set(self.coefficients) - shared if self.row_steps else set()
+        by_count |= {"threshold"} if self.counts_updates else set()
+        return tuple(name for name in self.coefficients if name in by_count)
 
     @property
     def quantized_storages(self) -> list[str]:

@@ -420,7 +420,7 @@ def kernels(spec: KernelSpec) -> str:
         **_coefficient_fields(spec),
         **_quantization_fields(spec),
     }
-    is_for_rows_only = "row" in spec.storages or spec.row_steps or bool(spec.aging_coefficients)
+    is_for_rows_only = "row" in spec.storages or bool(spec.row_step_coefficients or spec.aging_coefficients)
     templates = [UPDATE, ROWS, SPANNING_ROWS] if is_for_rows_only else [UPDATE, DENSE, ROWS, SPANNING_ROWS]
     return "\n\n".join([element(spec), *(template.format(**fields) for template in templates)])
 
@@ -466,7 +466,7 @@ def _buffer_fields(spec: KernelSpec) -> dict[str, str]:
         "whole_pointers": pointers(True),
         "masked_pointers": pointers(False),
         "pointers": each("    s_{b},\n"),
-        "row_step_pointers": "    row_steps,\n    by_step,\n" * spec.row_steps
+        "row_step_pointers": "    row_steps,\n    by_step,\n" * bool(spec.row_step_coefficients)
         + "    last_steps,\n    by_missed,\n" * bool(spec.aging_coefficients),
         "load_last_steps": "        last = tl.load(last_steps + row, mask=complete, other=0)\n"
         * bool(spec.aging_coefficients),
@@ -512,7 +512,7 @@ def _coefficient_fields(spec: KernelSpec) -> dict[str, str]:
     aging_names = [f"c_{name}" for name in spec.aging_coefficients]
     by_row = {*row_names, *aging_names}
     loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(names, 1) if c not in by_row]
-    if spec.row_steps:
+    if row_names:
         loads.append(f"row_coefficients = advance_row_steps(row_steps + row, by_step, {len(row_names)}, complete)\n")
         loads += [f"{c} = tl.load(row_coefficients + {k}, mask=complete, other=0)\n" for k, c in enumerate(row_names)]
     if aging_names:

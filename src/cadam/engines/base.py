@@ -44,6 +44,8 @@ class ParamSlot:
         scales: The shared exponents of int8 moments: one per row (two-dimensional) or one per block.
         seed: The seed of the stochastic rounding of quantized moments and of bfloat16 parameters.
         row_steps: The step count of each row of a table, or None if all rows use `step`.
+        row_updates: The number of updates of each row, if the confidence mask depends on it, else None. It is
+            `row_steps` where there are both.
         last_steps: The step of each row's last update, if sparse updates are exact, else None.
         is_planned: Whether the state does not exist yet; missing buffers are placeholders on the meta device.
     """
@@ -58,6 +60,7 @@ class ParamSlot:
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     seed: int = 0
     row_steps: Tensor | None = None
+    row_updates: Tensor | None = None
     last_steps: Tensor | None = None
     is_planned: bool = False
 
@@ -80,6 +83,11 @@ class ParamSlot:
         return ", ".join(options)
 
     @property
+    def row_counts(self) -> Tensor | None:
+        """The number of updates of each row, if its coefficients or its mask depend on it, else None."""
+        return self.row_updates if self.row_steps is None else self.row_steps
+
+    @property
     def is_negated(self) -> bool:
         """Whether a tensor has torch's lazy negation bit. List and in-place operations cannot write to it."""
         return any(map(Tensor.is_neg, (self.param, *self.state.values())))
@@ -96,8 +104,8 @@ class ParamSlot:
         yield self.step
         yield from self.state.values()
         yield from self.scales.values()
-        if self.row_steps is not None:
-            yield self.row_steps
+        if self.row_counts is not None:
+            yield self.row_counts
         if self.last_steps is not None:
             yield self.last_steps
 

@@ -26,7 +26,7 @@ from ..rules.moment_storage import (
     first_nondefault_option,
     scale_name,
 )
-from ..rules.sparse_updates import AGING_OPTIONS, LAST_STEPS, aging_options, read_aging_options
+from ..rules.sparse_updates import AGING_OPTIONS, LAST_STEPS, aging_options, counts_updates, read_aging_options
 from ..rules.update import ScalarFunctions
 from . import row_layout
 from .base import ParamSlot, Refusal
@@ -88,6 +88,7 @@ def slot_storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, 
         "scales": {name: state[scale_name(name)] for name in rule.state(o) if scale_name(name) in state},
         "seed": int(state[SEED]) if SEED in state else 0,
         "row_steps": state.get(ROW_STEPS) if o["row_steps"] else None,
+        "row_updates": state.get(ROW_STEPS) if counts_updates(o) else None,
         "last_steps": state.get(LAST_STEPS),
     }
 
@@ -103,6 +104,8 @@ def describe_storage(slot: ParamSlot, o: Options) -> str:
         parts.append(f"{' and '.join(pending)} by row if the gradient is sparse")
     if slot.last_steps is not None:
         parts.append("exact sparse updates")
+    if slot.row_updates is not None:
+        parts.append(f"confidence from update {o['confidence_after']:,} of a row on")
     return ", ".join(parts)
 
 
@@ -309,7 +312,7 @@ def complete_state(
         state.pop(SEED, None)
     elif SEED not in state:
         state[SEED] = new_seed(o, number)
-    if not o["row_steps"]:
+    if not o["row_steps"] and not counts_updates(o):
         state.pop(ROW_STEPS, None)
     elif rows and ROW_STEPS not in state:
         state[ROW_STEPS] = filled(row_shape(param), 0, torch.int32, param.device)
@@ -364,6 +367,27 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
             quantized, scales = torch.empty_like(buffer), torch.empty_like(state[scale_name(name)])
             quantize_tensor(rule.moments[name], aged[name], ROUND_TO_NEAREST, quantized, scales)
             state[name], state[scale_name(name)] = quantized, scales
+
+
+def catch_up_in_place(state: Mapping[str, Tensor], rule: Rule, numbers: tuple[float, ...], step: int) -> None:
+    """Let the moments of all rows of a table make up for the steps that they missed before the options change.
+
+    Args:
+        state: The state of the table, as `sparse_update.new_state` returns it, which is changed in place.
+        rule: The rule of the optimizer.
+        numbers: The options by which the rows have aged so far, see `aging_options`.
+        step: The number of steps that the table has taken.
+    """
+    aged: dict[str, Any] = {
+        **state,
+        AGING_OPTIONS: torch.tensor(numbers, dtype=torch.float64, device="cpu"),
+        "step": step,
+    }
+    catch_up(aged, rule)
+    for name, tensor in state.items():
+        if name != LAST_STEPS:
+            tensor.copy_(aged[name])
+    state[LAST_STEPS].fill_(step)
 
 
 def _complete_row_moment(
@@ -469,7 +493,11 @@ def state_shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, 
             shapes[scale_name(name)] = (table.shape[0], 1)
     if has_seed(table, rule, o):
         shapes[SEED] = ()
-    return {**shapes, ROW_STEPS: row_shape(table)} if o["row_steps"] else shapes
+    if o["row_steps"] or counts_updates(o):
+        shapes[ROW_STEPS] = row_shape(table)
+    if o["sparse_updates"] == "exact" and rule.state(o):
+        shapes[LAST_STEPS] = row_shape(table)
+    return shapes
 
 
 def _to_float32(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
@@ -500,9 +528,12 @@ def to_float32_state(state: Any, rule: Rule | None) -> Any:
 def storage_refusal(param: Tensor, o: Options, grad: Tensor | None) -> Refusal | None:
     """Return why the moments of a parameter cannot be stored as the options say, or None if they can."""
     option = first_nondefault_option(o)
-    is_sparse = grad is not None and grad.is_sparse
-    if o["sparse_updates"] == "exact" and is_sparse and (param.is_complex() or grad.sparse_dim() != 1):  # type: ignore[union-attr]
-        return Refusal.unsupported("sparse_updates='exact' is for real tables whose gradient has one sparse dimension")
+    by_row = "sparse_updates='exact'" if o["sparse_updates"] == "exact" else "confidence_after"
+    if (o["sparse_updates"] == "exact" or counts_updates(o)) and grad is not None and grad.is_sparse:
+        if param.is_complex() or grad.sparse_dim() != 1:
+            return Refusal.unsupported(f"{by_row} is for real tables whose gradient has one sparse dimension")
+        if hasattr(param, "to_local"):
+            return Refusal.unsupported(f"{by_row} does not support DTensors")
     if option is None:
         return None
     if param.is_complex() or param.dtype == torch.float64:

@@ -33,6 +33,7 @@ from ..rules.update import ScalarFunctions, Update
 
 EXECUTION_OPTIONS = (
     "confidence",
+    "confidence_after",
     "sparse_updates",
     "foreach",
     "fused",

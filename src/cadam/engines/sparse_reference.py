@@ -17,7 +17,7 @@ from ..rules.sparse_updates import MAX_STEP
 from ..rules.update import ScalarFunctions
 from . import moment_state
 from .base import Engine, KernelBatch, ParamSlot
-from .reference import count, functions
+from .reference import TensorFunctions, count, functions
 from .resolved_group import to_float64
 
 
@@ -86,11 +86,36 @@ def _update_rows(batch: KernelBatch, slot: ParamSlot, grad: Tensor, coefficients
         c = {**c, **_aging_coefficients(batch, slot.last_steps, rows, slot.step)}
     c = {name: value.to(work) if isinstance(value, Tensor) and value.dim() else value for name, value in c.items()}
     state = moment_state.load_moments(slot, rows, work)
-    result = batch.group.row_update(slot.param[rows].to(work), values, state, c, functions(slot))
+    f: Any = functions(slot)
+    if slot.row_updates is not None:
+        f = CountedMask(f, _count_update(slot, rows) >= batch.group.numbers["confidence_after"])
+    result = batch.group.row_update(slot.param[rows].to(work), values, state, c, f)
     slot.param[rows] = result.param.to(slot.param.dtype)
     moment_state.store_moments(slot, result.state, rows, slot.step)
     if slot.counts is not None:
         count(slot.counts, result.alignment, values.numel(), slot.param.numel())
+
+
+class CountedMask:
+    """The functions of a table whose confidence mask begins after some updates of a row."""
+
+    def __init__(self, functions: type[TensorFunctions], is_masked: Tensor) -> None:
+        self._functions, self._is_masked = functions, is_masked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._functions, name)
+
+    def mask(self, alignment: Tensor, step: Tensor) -> Tensor:
+        """Return the step, with zeros in masked rows where the alignment is not positive."""
+        return torch.where(self._is_masked, self._functions.mask(alignment, step), step)
+
+
+def _count_update(slot: ParamSlot, rows: tuple[Tensor, ...]) -> Tensor:
+    """Count an update of each row, unless its steps were counted already, and return the counts."""
+    assert slot.row_updates is not None
+    if slot.row_steps is None:
+        slot.row_updates[rows] += 1  # The rows are distinct.
+    return slot.row_updates[rows]
 
 
 def _coefficients_by_row(

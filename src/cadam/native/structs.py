@@ -41,7 +41,7 @@ DENSE_TENSOR = _struct(
 )
 SPARSE_TABLE = _struct(
     *("param", "state", "step", "counts", "rows", "width", "kernel", "dtype", "scales", "seed", "moments"),
-    *("row_moments", "row_steps", "set_of", "coefficient_sets", "grad_dtype", "aging", "max_missed"),
+    *("row_moments", "row_steps", "set_of", "coefficient_sets", "last_count", "grad_dtype", "aging", "max_missed"),
     state=_STATE,
     scales=_SCALES,
 )

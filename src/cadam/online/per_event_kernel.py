@@ -16,6 +16,7 @@ from torch import Tensor
 from ..engines.base import KernelBatch, ParamSlot, Words
 from ..engines.cpu.dense import kernel, kernel_refusal
 from ..native.structs import EVENT_BATCH, EVENT_MODEL, MAX_COEFFICIENTS
+from ..rules.sparse_updates import counts_updates
 
 TABLES = ("linear", "table")
 """The parameters with one row per id: linear weights and embeddings."""
@@ -71,6 +72,8 @@ def find_unsupported(batch: KernelBatch) -> str | None:
     """Return why the kernels do not support the parameters of a batch, or None if they do."""
     if batch.group.row_update.ages:
         return "sparse_updates='exact' is not supported"
+    if counts_updates(batch.group.options):
+        return "confidence_after is not supported"
     for slot in batch.slots:
         if slot.param.device.type != "cpu" or str(slot.param.dtype) != "torch.float32":
             return f"only float32 on the CPU is supported, and {slot.name} is {slot.param.dtype} on {slot.param.device}"

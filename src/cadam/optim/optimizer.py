@@ -22,6 +22,7 @@ from ..engines.replay import is_replay_enabled
 from ..engines.step_plan import PlannedParam, StepPlan, real_local
 from ..rules import Rule
 from ..rules.defaults import defaults
+from ..rules.sparse_updates import AGING_OPTIONS
 from . import alignment, options
 from . import state_dict as checkpoint
 from .alignment import Alignment, Ratio
@@ -338,7 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         """Reset the state of some rows of a table, as if they had never been updated.
 
         Call it when rows of a table are given to other ids. The step count of the table stays as it is; with
-        ``row_steps=True`` the rows count their steps from zero again.
+        ``row_steps=True`` or ``confidence_after`` the rows count their updates from zero again.
 
         Args:
             param: The table, with rows first. It must be a parameter of this optimizer.
@@ -356,6 +357,7 @@ class Optimizer(torch.optim.Optimizer):
         new: dict[str, Any] = {}
         dtype = _buffer_dtype(param, group)
         moment_state.complete_state(new, param.detach()[:1], self.rule, group, dtype, rows=True)
+        new.pop(AGING_OPTIONS, None)  # they are those of all rows
         values = {name: value for name, value in new.items() if value.dim() and name in state}
         for name in values:
             if state[name].shape[:1] != param.shape[:1]:

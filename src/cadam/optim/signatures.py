@@ -49,6 +49,12 @@ OPTIONS: dict[str, tuple[Any, str]] = {
         "Whether an element moves only where momentum and gradient agree in sign. Groups may differ: "
         '``{"params": tables, "confidence": False}``.',
     ),
+    "confidence_after": (
+        int,
+        "The number of the update of a table's row with which its confidence mask begins; before, the row moves as "
+        "without confidence. For sparse gradients; other parameters are masked from the first step on. It needs 4 "
+        "bytes per row.",
+    ),
     "sparse_updates": (
         str,
         '``"lazy"``: the moments of a row that a batch does not contain stay as they are, as in '

@@ -14,8 +14,10 @@ from ..engines.cuda.sparse_grad import Bags, RowGrad, check_ids
 from ..engines.replay import ReplayController, TrackedContainers
 from ..engines.resolved_group import ResolvedGroup
 from ..engines.selection import check_requested_engine, choose
+from ..engines.sparse_reference import check_step_count
 from ..rules import Rule
 from ..rules.moment_storage import SEED
+from ..rules.sparse_updates import AGING_OPTIONS, aging_options
 from .classes import CAdam
 from .optimizer import Optimizer
 
@@ -48,6 +50,7 @@ def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **options: Any)
     dtype = torch.bfloat16 if o["moments"] == "bfloat16" else o["state_dtype"] or dtype
     state: dict[str, Tensor] = {}
     moment_state.complete_state(state, table, optimizer.rule, o, dtype, rows=True)
+    state.pop(AGING_OPTIONS, None)  # `RowUpdate` knows the options
     return state
 
 
@@ -64,6 +67,9 @@ def update_(
     **options: Any,
 ) -> None:
     """Update the rows `ids` of a table in place. No other row is read or written.
+
+    With ``sparse_updates="exact"``, rows make up for the steps that they missed with the options of this call, so the
+    options of the rule, such as ``betas``, must be the same in all calls. `RowUpdate` supports changes.
 
     Args:
         table: The table, with rows first.
@@ -130,6 +136,8 @@ class RowUpdate:
         self.name = name
         self._optimizer = optimizer
         self._group = ResolvedGroup.resolve(optimizer.rule, options, label=name)
+        self._aging: tuple[float, ...] = ()
+        self.adopt_options()
         self._batches: dict[Any, tuple[Engine, KernelBatch]] = {}
         self._takes_bags: dict[torch.dtype, bool] = {}
         self._last: KernelBatch | None = None
@@ -163,8 +171,12 @@ class RowUpdate:
             return
         _check_table(self.table, self.state, self._optimizer.rule, self.options)
         engine, batch = self._batch(grad)
-        batch.slots[0].step.fill_(step - 1)
+        slot = batch.slots[0]
+        slot.step.fill_(step - 1)
+        if slot.last_steps is not None:
+            self._catch_up(step - 1)
         if engine.takes_row_grads:
+            check_step_count(slot)
             check_ids(self.table, self.name)
             engine.update(batch, [grad])
             self._record(engine, batch)
@@ -175,6 +187,19 @@ class RowUpdate:
             engine.run([batch])
         finally:
             batch.grads = ()
+
+    def adopt_options(self) -> None:
+        """Use the present options also for the steps that rows have missed, as after loading a state."""
+        if self._group.row_update.ages:
+            self._aging = aging_options(self._optimizer.rule, self.options)
+
+    def _catch_up(self, step: int) -> None:
+        """Before the options of the rule change, let all rows make up for the steps that they missed."""
+        rule = self._optimizer.rule
+        aging = aging_options(rule, self._group.numbers)
+        if aging != self._aging:
+            moment_state.catch_up_in_place(self.state, rule, self._aging, step)
+            self._aging = aging
 
     def _record(self, engine: Engine, batch: KernelBatch) -> None:
         """Record the update for replay if the next one is going to be like it."""
@@ -222,8 +247,6 @@ def complete(optimizer: type[Optimizer], options: Mapping[str, Any]) -> dict[str
     o = optimizer.options_of(**options)
     if o["differentiable"]:
         raise ValueError("differentiable=True: rows are updated in place, which autograd does not support")
-    if o["sparse_updates"] == "exact":
-        raise ValueError("sparse_updates='exact' is supported for parameters of an optimizer only")
     return o
 
 

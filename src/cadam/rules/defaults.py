@@ -12,6 +12,7 @@ from .moment_storage import STORAGE_DEFAULTS
 COMMON: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "confidence": True,
+    "confidence_after": 0,
     "sparse_updates": "lazy",
     "foreach": None,
     "maximize": False,

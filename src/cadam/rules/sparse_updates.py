@@ -1,4 +1,6 @@
-"""The option `sparse_updates`: what happens to the moments of a table's row in steps whose batch does not contain it.
+"""The options `sparse_updates` and `confidence_after` of tables with sparse gradients.
+
+`sparse_updates` says what happens to the moments of a table's row in steps whose batch does not contain it:
 
 - ``lazy``: nothing, as in torch.optim.SparseAdam. The moments stay as they were until the row appears again.
 - ``exact``: they decay, as in the dense algorithm. Each row stores the step of its last update. When it appears again,
@@ -6,6 +8,9 @@
 
 Exact updates need confidence: an element whose gradient is zero is masked, so a row that was missed has not moved.
 Without confidence, or with weight decay, the dense algorithm moves such rows, and a lookup would have to know that.
+
+`confidence_after` is the number of the update of a row with which its confidence mask begins. Before, the row moves as
+without confidence: a rare row has too few gradients for its momentum to mean much.
 """
 
 from __future__ import annotations
@@ -25,14 +30,31 @@ AGING_OPTIONS = "row_aging_options"
 """State key of the rule's options that the rows have aged by since their last updates, see `aging_options`."""
 MAX_STEP = 1 << 24
 """The step count up to which float32 counts exactly."""
+MAX_CONFIDENCE_AFTER = 1 << 22
+"""The largest value of `confidence_after`: kernels look the mask up by the number of updates."""
+
+
+def counts_updates(o: Options) -> bool:
+    """Whether the confidence mask depends on the number of updates of a row, which the state then counts."""
+    return bool(o["confidence"] and o["confidence_after"] > 1)
 
 
 def check_sparse_updates(rule: Rule, o: Options) -> None:
-    """Check the option and that all others allow exact updates.
+    """Check both options and that all others allow exact updates.
 
     Raises:
-        ValueError: If the value is unknown, or exact updates are not possible.
+        ValueError: If a value is invalid, or exact updates are not possible.
     """
+    after = o["confidence_after"]
+    if isinstance(after, bool) or not isinstance(after, int) or not 0 <= after <= MAX_CONFIDENCE_AFTER:
+        raise ValueError(
+            f"Invalid confidence_after value: {after!r} (the number of a row's update, an integer from 0 to "
+            f"{MAX_CONFIDENCE_AFTER:,})"
+        )
+    if after and not o["confidence"]:
+        raise ValueError(
+            f"confidence_after={after} needs confidence=True: without it there is no mask that could begin"
+        )
     if o["sparse_updates"] not in SPARSE_UPDATES:
         raise ValueError(f"Invalid sparse_updates value: {o['sparse_updates']!r} ('lazy' or 'exact')")
     if o["sparse_updates"] == "lazy":
@@ -47,6 +69,8 @@ def _problem(rule: Rule, o: Options) -> str | None:
         return f"needs a rule that says how its state ages without a gradient (Rule.age), and {rule.name!r} does not"
     if not o["confidence"]:
         return "needs confidence=True: without the mask, the dense algorithm moves rows that a batch does not contain"
+    if counts_updates(o):
+        return "does not support confidence_after: the dense algorithm moves rows without a mask in every step"
     if not isinstance(o["weight_decay"], (int, float)) or o["weight_decay"] != 0:
         return (
             "needs weight_decay=0: the dense algorithm decays rows that a batch does not contain, before their lookup"

@@ -30,9 +30,8 @@ from ..distributed.sharded_checkpoint import (
     tensors_of,
 )
 from ..optim.optimizer import Optimizer
-from ..rules.moment_storage import STORAGE_DEFAULTS
 from .sharders import iter_tables, warn_about_unsharded_collections
-from .tables import Tables
+from .tables import STATE_OPTIONS, Tables
 
 logger = logging.getLogger("cadam.torchrec")
 
@@ -148,12 +147,13 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
         for name, tables in tables_by_name.items():
             tables.set_storage(**_storage(shared["storage of tables"].get(name, {})))
         load_tensors(path, model)
+        for name, tables in tables_by_name.items():
+            tables.options.update(options[name])
+            tables.adopt_options()
     finally:
         for tables, storage in own_storage:
             tables.set_storage(**storage)
     dense.load_state_dict(shared["dense"])
-    for name, tables in _tables_by_name(model).items():
-        tables.options.update(options[name])
     if dist.get_rank() == 0 and tree["ranks"] != dist.get_world_size() and _has_managed_collision(model):
         logger.warning(
             "%s was saved by %d ranks and is loaded by %d: with managed collision, ids without a row of their own are "
@@ -171,8 +171,8 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the options that say how moments are stored."""
-    return {name: options.get(name, value) for name, value in STORAGE_DEFAULTS.items()}
+    """Select the options that the form of the state depends on."""
+    return {name: options.get(name, value) for name, value in STATE_OPTIONS.items()}
 
 
 def _tables_by_name(model: DistributedModelParallel) -> dict[str, Tables]:

@@ -32,6 +32,7 @@ from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from torchrec.optim.fused import FusedOptimizer
 
 from ..optim.optimizer import Optimizer
+from ..rules.sparse_updates import counts_updates
 from .tables import Tables
 
 OPTIMIZER_KEY, BY_TABLE_KEY = "cadam", "by_table"
@@ -54,8 +55,6 @@ class OptimizerChoice:
         for name in ("capturable", "differentiable", "stochastic_rounding"):
             if complete[name]:
                 raise ValueError(f"{name}=True is not supported for tables that are updated in backward")
-        if complete["sparse_updates"] == "exact":
-            raise ValueError("sparse_updates='exact' is not supported for tables that are updated in backward")
         return cls(optimizer, tuple(complete.items()))
 
     @property
@@ -64,8 +63,10 @@ class OptimizerChoice:
 
         A table with such state cannot be sharded by columns.
         """
-        per_row = {"moments": "int8", "second_moment": "row", "row_steps": True}
+        per_row = {"moments": "int8", "second_moment": "row", "row_steps": True, "sparse_updates": "exact"}
         options = dict(self.options)
+        if counts_updates(options):
+            return f"confidence_after={options['confidence_after']}"
         return next((f"{name}={value!r}" for name, value in per_row.items() if options[name] == value), None)
 
 
@@ -126,9 +127,13 @@ class CadamFusedOptimizer(FusedOptimizer):
         self.state.update(self._states())
 
     def post_load_state_dict(self) -> None:
-        """Copy the step of a table's first shard on this rank, which was loaded, to its other shards."""
+        """Copy the step of a table's first shard on this rank, which was loaded, to its other shards.
+
+        The loaded options also apply to the steps that rows have missed.
+        """
         for numbers in self._shards.values():
             self.tables.steps[numbers] = self.tables.steps[numbers[0]].item()
+        self.tables.adopt_options()
 
     def step(self, closure: Any = None) -> None:
         """Do nothing: the tables were updated in backward."""

@@ -29,10 +29,13 @@ from ..optim.alignment import Ratio
 from ..optim.optimizer import Optimizer
 from ..optim.options import describe_unknown
 from ..optim.sparse_update import RowUpdate, new_state
-from ..rules.moment_storage import SEED
+from ..rules.moment_storage import SEED, STORAGE_DEFAULTS
+from ..rules.sparse_updates import AGING_OPTIONS, LAST_STEPS, aging_options
 
 Specs = Sequence[tuple[int, int, EmbeddingLocation, ComputeDevice]]
 """Rows, columns, memory location and compute device of each table."""
+STATE_OPTIONS: Mapping[str, Any] = {**STORAGE_DEFAULTS, "sparse_updates": "lazy", "confidence_after": 0}
+"""The options that the form of the state depends on, with their defaults."""
 MAX_TRACKED_STEPS = 256
 """Steps after which the changed rows of all steps are merged, to bound the memory they take."""
 
@@ -195,26 +198,28 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             for name, one in example.items()
         }
 
-    def set_storage(self, moments: str, second_moment: str, row_steps: bool) -> None:
+    def set_storage(self, **storage: Any) -> None:
         """Change how the moments are stored, and convert their values.
 
         Quantized values are rounded to the nearest. Second moments of elements become the mean of their row; second
-        moments of rows are copied to all elements. Step counts of rows start at zero.
+        moments of rows are copied to all elements. Counts of the updates of rows start at zero. Rows that have missed
+        steps make up for them before their updates become lazy.
 
         Args:
-            moments: the option `moments` of the optimizer.
-            second_moment: the option `second_moment`.
-            row_steps: the option `row_steps`.
+            storage: the options of the optimizer that the form of the state depends on, `STATE_OPTIONS`.
         """
-        storage = {"moments": moments, "second_moment": second_moment, "row_steps": row_steps}
         if all(self.options[name] == value for name, value in storage.items()):
             return
         old_states, rule = self.get_optimizer_state(), self.optimizer_class.rule
+        if LAST_STEPS in self.flat_state:
+            aged_by = torch.tensor(aging_options(rule, self.options), dtype=torch.float64, device="cpu")
+            old_states = [{**state, AGING_OPTIONS: aged_by} for state in old_states]
+        old_states = [{**state, "step": step} for state, step in zip(old_states, self.steps, strict=True)]
         if self.is_quantized:
             old_states = [{**state, SEED: moment_state.new_seed(self.options, 0)} for state in old_states]
         self.options.update(storage)
         self._allocate_state()
-        dtype = torch.bfloat16 if moments == "bfloat16" else torch.float32
+        dtype = torch.bfloat16 if self.options["moments"] == "bfloat16" else torch.float32
         tables, new_states = self.split_by_table(self.flat_weights()), self.get_optimizer_state()
         for table, old_state, new_state_of_table in zip(tables, old_states, new_states, strict=True):
             moment_state.complete_state(old_state, table, rule, self.options, dtype, rows=True)
@@ -222,6 +227,11 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 buffer.copy_(old_state[name])
         self._groups = self._build_groups(self._merge)
         self.on_state_replaced()
+
+    def adopt_options(self) -> None:
+        """Use the present options also for the steps that rows have missed, as after loading a checkpoint."""
+        for group in self._groups:
+            group.update.adopt_options()
 
     def _build_groups(self, merge: bool) -> list[TableGroup]:
         """Form groups of adjacent tables: those of the same width with `merge`, else one group per table."""

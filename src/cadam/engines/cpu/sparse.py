@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from .dense import (
 )
 
 HALVES = (torch.bfloat16, torch.float16)
+Ints32 = np.ndarray[Any, np.dtype[np.int32]]
+_ONE_SET = np.zeros(1, np.int32)
 MANY = 1 << 24
 """Step counts up to which the distinct ones are found by marking them in an array instead of sorting."""
 NO_MEMORY = -2
@@ -63,7 +66,7 @@ class NativeRows(Engine):
             return Refusal.unsupported(f"the gradient is {grad.dtype}, the parameter {table}")
         if not slot.param.is_contiguous():
             return Refusal.unsupported("the table is not contiguous")
-        steps = slot.row_steps if slot.last_steps is None else slot.last_steps
+        steps = slot.row_counts if slot.last_steps is None else slot.last_steps
         if steps is not None and not (steps.dtype == torch.int32 and has_one_value_per_row(steps, slot.param)):
             return Refusal.unsupported("the step counts of its rows are not one int32 for each row")
         return aging_refusal(group, slot) or kernel_refusal(group, slot, rows=True)
@@ -130,18 +133,23 @@ def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
             slot.step.add_(1)
             continue
         ids = grad.row_ids()
-        if slot.row_steps is None:
-            step = slot.step.item() + 1
+        step = slot.step.item() + 1
+        if slot.row_steps is not None:
+            c, set_of_count = _sets_of_rows(batch, slot, ids)
+        else:
             if step not in sets:
                 sets[step] = coefficient_sets(batch, [step])
-            c, own_steps = sets[step], (0, 0, 1)
-        else:
-            c, set_of_step = _sets_of_rows(batch, slot.row_steps, ids)
-            own_steps = (slot.row_steps.data_ptr(), set_of_step.ctypes.data, len(c))
+            c, set_of_count = sets[step], _ONE_SET
+            if slot.row_updates is not None:
+                c, set_of_count = np.repeat(c, 2, 0), _set_of_updates(batch.group.numbers["confidence_after"])
+                c[0, _threshold(batch)] = np.nan
+        counts = slot.row_counts
         table["rows"], table["width"] = rows, grad.width
-        table["row_steps"], table["set_of"], table["coefficient_sets"] = own_steps
+        table["row_steps"] = 0 if counts is None else counts.data_ptr()
+        table["set_of"], table["last_count"] = set_of_count.ctypes.data, len(set_of_count) - 1
+        table["coefficient_sets"] = len(c)
         if slot.last_steps is not None:
-            aging = aging_table(batch.group, slot.step.item() + 1, slot.work_dtype)
+            aging = aging_table(batch.group, step, slot.work_dtype)
             table["row_steps"], table["aging"] = slot.last_steps.data_ptr(), aging.ctypes.data
             table["max_missed"] = len(aging) - 1
         table["grad_dtype"] = DTYPES[grad.values.dtype]
@@ -177,11 +185,23 @@ def _table_record(slot: ParamSlot, kernel_index: int) -> Records:
     return table
 
 
-def _sets_of_rows(
-    batch: KernelBatch, row_steps: Tensor, ids: Tensor
-) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
+@lru_cache(maxsize=8)
+def _set_of_updates(confidence_after: int) -> Ints32:
+    """Return the number of the set of coefficients by number of updates: 0 without the mask, then 1 with it."""
+    set_of_count = np.zeros(confidence_after + 1, np.int32)
+    set_of_count[-1] = 1
+    return set_of_count
+
+
+def _threshold(batch: KernelBatch) -> int:
+    """Return the position of the coefficient `threshold`, which is NaN where there is no mask."""
+    return batch.group.sparse_kernel_spec.coefficients.index("threshold")
+
+
+def _sets_of_rows(batch: KernelBatch, slot: ParamSlot, ids: Tensor) -> tuple[Floats64, Ints32]:
     """Return a set of coefficients for each step count that these rows reach, and the number of the set by count."""
-    steps = row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
+    assert slot.row_steps is not None
+    steps = slot.row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
     if steps.size and steps.max() <= MANY:
         reached = np.zeros(steps.max() + 1, bool)
         reached[steps] = True
@@ -190,7 +210,10 @@ def _sets_of_rows(
         steps = np.unique(steps)
     set_of_step = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
     set_of_step[steps] = np.arange(len(steps))
-    return coefficient_sets(batch, steps.astype(np.float64)), set_of_step
+    sets = coefficient_sets(batch, steps.astype(np.float64))
+    if slot.row_updates is not None:
+        sets[steps < batch.group.numbers["confidence_after"], _threshold(batch)] = np.nan
+    return sets, set_of_step
 
 
 def has_norm(values: Tensor) -> bool:

@@ -15,6 +15,7 @@ torch.use_deterministic_algorithms asks for that. The host does not wait for the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -93,6 +94,11 @@ class CudaRows(CudaEngine):
             return Refusal.unsupported(f"has no kernels for gradients in {grad.dtype}")
         if not slot.param.is_contiguous():
             return Refusal.unsupported("the parameter is not contiguous")
+        width = slot.param.shape[1:].numel()
+        if slot.row_updates is not None and width > MAX_ROW_WIDTH:
+            return Refusal.unsupported(
+                f"has confidence_after for rows of up to {MAX_ROW_WIDTH} elements, and these have {width}"
+            )
         if grad._nnz() > MAX_IDS:
             return Refusal.unsupported(f"serves up to {MAX_IDS} ids at a time")
         if slot.row_steps is not None and CoefficientTable.last_step(group) is None:
@@ -159,7 +165,7 @@ class RowBatch:
                 slots = [job.slots[i] for i in positions]
                 specs = [_kernel_spec(job.group, slot) for slot in slots]
                 numbers = StepNumbers(slots, job.group, specs[0], device)
-                table = CoefficientTable(device) if specs[0].row_steps else None
+                table = CoefficientTable(device) if specs[0].row_step_coefficients else None
             aging_tables = AgingTables(device)
             batches.append(cls(positions, slots, specs, numbers, table, aging_tables, [dtypes[i] for i in positions]))
         return batches
@@ -178,7 +184,7 @@ class RowBatch:
     def state(self) -> list[Tensor]:
         """Buffers, scales, step counts and alignment counters of all tables."""
         state = [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
-        state += [slot.row_steps for slot in self.slots if slot.row_steps is not None]
+        state += [slot.row_counts for slot in self.slots if slot.row_counts is not None]
         state += [slot.last_steps for slot in self.slots if slot.last_steps is not None]
         return state + [slot.counts for slot in self.slots if slot.counts is not None]
 
@@ -192,10 +198,11 @@ def _kernel_spec(group: ResolvedGroup, slot: ParamSlot) -> KernelSpec:
 
 
 class CoefficientTable:
-    """The coefficients of a rule by step count, on the device, for tables whose rows count their own steps.
+    """The coefficients by step count, on the device, for tables whose rows count their own steps.
 
-    There is a row for each step count, until the coefficients do not change any more in float32. Row 0 contains the
-    number of the last row.
+    They are those of the rule with `row_steps`, and the threshold of the mask with `confidence_after`. There is a row
+    for each step count, until the coefficients do not change any more in float32. Row 0 contains the number of the last
+    row.
     """
 
     MAX_STEPS = 1 << 22
@@ -207,10 +214,13 @@ class CoefficientTable:
     @classmethod
     def last_step(cls, group: ResolvedGroup) -> int | None:
         """Return a step after which the coefficients do not change in float32; None if there are too many steps."""
+        after = int(group.numbers["confidence_after"])
+        if not group.sparse_kernel_spec.row_steps:
+            return after
         limit = cls._at(group, 2.0**50)
         for power in range(8, cls.MAX_STEPS.bit_length()):
             if cls._at(group, 2.0**power) == limit:
-                return 1 << power
+                return max(1 << power, after)
         return None
 
     @staticmethod
@@ -218,15 +228,24 @@ class CoefficientTable:
         values = group.update.rule.coefficients(step, group.numbers, ScalarFunctions).values()
         return tuple(np.float32(value).item() for value in values)
 
+    @staticmethod
+    def _columns(group: ResolvedGroup, steps: Tensor) -> list[Tensor]:
+        """Return the coefficients of these steps, in the order of the kernel."""
+        spec = group.sparse_kernel_spec
+        c: dict[str, Any] = dict.fromkeys(spec.row_step_coefficients)
+        if spec.row_steps:
+            c |= group.update.rule.coefficients(steps, group.numbers, ScalarFunctions)
+        if spec.counts_updates:
+            c["threshold"] = torch.where(steps < group.numbers["confidence_after"], math.nan, 0.0)
+        return [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in c.values()]
+
     def of(self, group: ResolvedGroup) -> Tensor:
         """Return the table for these options, which is computed again if samples of it have changed."""
         samples = tuple(self._at(group, step) for step in (1.0, 2.0, 1000.0))
         if samples != self._samples:
             last = self.last_step(group) or self.MAX_STEPS
             steps = torch.arange(last + 1, dtype=torch.float64, device=self.device)
-            values = group.update.rule.coefficients(steps, group.numbers, ScalarFunctions).values()
-            columns = [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in values]
-            self.rows = torch.stack(columns, 1).float()
+            self.rows = torch.stack(self._columns(group, steps), 1).float()
             self.rows[0, 0] = last
             self._samples = samples
         return self.rows
@@ -314,8 +333,8 @@ def tensors_of(
     """Return the state of a table by the kernels' argument names: buffers, scales, and steps of rows."""
     tensors = {f"s_{name}": buffer for name, buffer in slot.state.items()}
     tensors |= {f"e_{name}": scales for name, scales in slot.scales.items()}
-    if coefficient_table is not None and slot.row_steps is not None:
-        tensors |= {"row_steps": slot.row_steps, "by_step": coefficient_table}
+    if coefficient_table is not None and slot.row_counts is not None:
+        tensors |= {"row_steps": slot.row_counts, "by_step": coefficient_table}
     if aging_coefficients is not None and slot.last_steps is not None:
         tensors |= {"last_steps": slot.last_steps, "by_missed": aging_coefficients}
     return tensors

@@ -65,6 +65,7 @@ typedef struct {
     /* Used only where each row counts its own steps, else `steps` is 0: */
     int32_t *steps;           /* the step count of each row of the bucket */
     const int32_t *set_of;    /* the number of the set of coefficients, by step count */
+    int32_t last_count;       /* the last step count of set_of; all later ones use its set */
     int64_t set_size;         /* size of a set of coefficients in bytes */
     /* Used only by kernels for exact sparse updates, for which `steps` are the steps of the rows' last updates: */
     const void *aging;        /* the aging coefficients by number of missed steps, in the type of the arithmetic */

@@ -42,7 +42,8 @@
 /* Where each row counts its own steps: advance the count of a row and return the coefficients of that step. */
 static inline const void *advance_row_step(const row_batch *rows, const void *c, int64_t row)
 {
-    return (const char *)c + rows->set_of[++rows->steps[row]] * rows->set_size;
+    const int32_t count = ++rows->steps[row];
+    return (const char *)c + rows->set_of[count < rows->last_count ? count : rows->last_count] * rows->set_size;
 }
 
 /* For exact updates: set the step of a row's last update to this one. Returns the number of steps that the row missed, at

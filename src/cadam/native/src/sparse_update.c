@@ -175,6 +175,7 @@ static void update_bucket(sparse_step *step, int64_t bucket, distinct_rows *dist
     rows.noise_key = step->noise_key;
     rows.steps = t->row_steps ? (int32_t *)t->row_steps + row : 0;
     rows.set_of = (const int32_t *)t->set_of;
+    rows.last_count = (int32_t)t->last_count;
     rows.set_size = sizeof(coefficients);
     rows.aging = (const void *)t->aging;
     rows.max_missed = (int32_t)t->max_missed;

@@ -21,8 +21,8 @@ static const field_layout layout[] = {
     FIELD(sparse_table, counts), FIELD(sparse_table, rows), FIELD(sparse_table, width), FIELD(sparse_table, kernel),
     FIELD(sparse_table, dtype), FIELD(sparse_table, scales), FIELD(sparse_table, seed), FIELD(sparse_table, moments),
     FIELD(sparse_table, row_moments), FIELD(sparse_table, row_steps), FIELD(sparse_table, set_of),
-    FIELD(sparse_table, coefficient_sets), FIELD(sparse_table, grad_dtype), FIELD(sparse_table, aging),
-    FIELD(sparse_table, max_missed),
+    FIELD(sparse_table, coefficient_sets), FIELD(sparse_table, last_count), FIELD(sparse_table, grad_dtype),
+    FIELD(sparse_table, aging), FIELD(sparse_table, max_missed),
 
     STRUCT(event_parameter), FIELD(event_parameter, param), FIELD(event_parameter, state),
     FIELD(event_parameter, counts), FIELD(event_parameter, rows), FIELD(event_parameter, width),

@@ -29,6 +29,7 @@ typedef struct {
     int64_t row_steps;        /* address of the rows' own step counts, int32, or 0 */
     int64_t set_of;           /* address of int32 by step count: the number of the set of coefficients */
     int64_t coefficient_sets; /* number of sets of coefficients */
+    int64_t last_count;       /* the last step count of set_of; all later ones use its set */
     int64_t grad_dtype;       /* enum dtype: that of the table, or F32 where the table has half precision */
     int64_t aging;            /* address of the aging coefficients by number of missed steps, or 0 if updates are lazy;
                                  else row_steps are the steps of the rows' last updates */
