@@ -49,18 +49,19 @@ def redis_stream(server: Server) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "storage"),
+    ("kind", "model", "storage", "kinds"),
     [
-        ("parquet", "", {}),
-        ("redis", "", {}),
-        ("parquet", "deepfm", {}),
-        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}),
-        ("parquet", "deepfm", {"moments": "int8"}),
+        ("parquet", "", {}, {}),
+        ("redis", "", {}, {}),
+        ("parquet", "deepfm", {}, {}),
+        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}, {}),
+        ("parquet", "deepfm", {"moments": "int8"}, {}),
+        ("parquet", "deepfm", {}, {"user": "id:max=30,admit=2,expire=60s"}),
     ],
 )
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
-    kind: str, model: str, storage: dict[str, Any], kills: int, tmp_path: Path
+    kind: str, model: str, storage: dict[str, Any], kinds: dict[str, str], kills: int, tmp_path: Path
 ) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:
@@ -76,6 +77,7 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
                 "OMP_NUM_THREADS": "1",
                 "ONLINE_MODEL": model,
                 "ONLINE_STORAGE": json.dumps(storage),
+                "ONLINE_KINDS": json.dumps(kinds),
             },
         )
         assert result.returncode == 0, result.stderr
@@ -91,6 +93,8 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
     assert int(whole["metrics"]["repeated_labels"]) > 0 < int(whole["metrics"]["expired"])
     assert int(whole["metrics"]["rejected"]) > 0
     assert len(whole["log"]) > 4
+    for name in kinds:
+        assert all(int(whole["metrics"][f"id_{count}/{name}"]) for count in ("rows", "admitted", "evicted", "expired"))
 
 
 class Full:
