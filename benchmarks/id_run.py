@@ -90,7 +90,9 @@ def main() -> None:
         seconds = statistics.median(each[kind][0] for each in rounds)
         ratio = statistics.median(each[hashed][0] / each[kind][0] for each in rounds)
         _, loss, counts = rounds[0][kind]
-        details = ", ".join(f"{counts[f'id_{name}/item']:,}" for name in ("rows", "admitted", "evicted", "expired") if counts)
+        details = ", ".join(
+            f"{counts[f'id_{name}/item']:,}" for name in ("rows", "admitted", "evicted", "expired") if counts
+        )
         print(f"{kind:28}{arguments.events / seconds:10,.0f}{ratio:8.3f}{loss:10.4f}  {details}")
 
 

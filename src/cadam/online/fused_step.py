@@ -264,11 +264,13 @@ class FusedPass:
 
     def assign_rows(self, columns: Columns) -> None:
         """Give rows to new ids of the batch. Their values are those with which the scores were computed."""
+        if self.id_features is None:
+            return
+        found = {name: self.staged[0][part] for name, _, part in self.id_columns}
+        self.id_features.assign({name: columns[FEATURE_PREFIX + name] for name in found}, found)
         rows = self.batch.rows.numpy()
         for name, first, _ in self.id_columns:
-            assert self.id_features is not None
-            ids = columns[FEATURE_PREFIX + name]
-            new = self.id_features.assign(name, ids).reshape(self.count, -1)
+            new = found[name].reshape(self.count, -1)
             rows[:, first : first + new.shape[1]] = new + (self.id_features.starts[name] - SHARED_ID_ROW)
 
     def backward(self, labels: Tensor) -> None:

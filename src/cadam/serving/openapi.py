@@ -117,7 +117,7 @@ def _value(kind: Kind) -> Json:
         "number": ["number", "boolean"] if kind.accepts_booleans else ["number"],
         "category": ["integer"],
         "integer": ["integer"],
-        **dict.fromkeys(HASHED, ["integer", "string", "boolean"]),
+        **{name: ["integer", "string", "boolean"] for name in HASHED},
     }.get(kind.name)
     if names is None:
         return {}

@@ -34,6 +34,7 @@ from .id_index import BYTES_PER_ID, MAX_ROWS, SHARED_ROW, IdIndex
 from .ids import Ids, convert_ids
 from .row_assignment import Counters, RowAssignment, check_positive
 
+
 class DynamicEmbedding(nn.Module):
     """An embedding table whose rows belong to any ids of 64 bits, or to texts.
 
@@ -170,7 +171,8 @@ class DynamicEmbedding(nn.Module):
             )
         if self._attachment is None:
             self._index.finish_step()
-        rows, new = self._assignment.assign(ids, self._add_chunks)
+        capacity = sum(map(len, self.chunks))
+        rows, new = self._assignment.assign(ids, capacity=capacity, prepare=self._add_chunks)
         if len(new.rows):
             write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
             reused = new.rows[new.is_reused]

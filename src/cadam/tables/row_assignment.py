@@ -92,24 +92,34 @@ class RowAssignment:
         """Return the rows of ids, and the shared row for those that have none. Nothing is changed."""
         return self.index.find(ids)
 
-    def assign(self, ids: Ids, prepare: Callable[[int], None] | None = None) -> tuple[Words, NewRows]:
+    def assign(
+        self,
+        ids: Ids,
+        rows: Words | None = None,
+        capacity: int | None = None,
+        prepare: Callable[[int], None] | None = None,
+    ) -> tuple[Words, NewRows]:
         """Return the rows of ids that are trained, after giving rows to those that are to get one.
 
         Args:
             ids: The ids of a batch.
-            prepare: Called with the number of rows that are needed, including the shared row, before they are assigned.
+            rows: The result of `find` for these ids, if they were looked up before. The array is changed.
+            capacity: The number of rows that the table has now, including the shared row; None if it has all rows.
+            prepare: Called with the number of rows that are needed, if these are more than `capacity`, before any is
+                assigned.
 
         Returns:
             The row of each id, and the rows that were given to new ids.
         """
         if not self.has_clock:
             self._move_clock(self.index.time + 1)
-        batch = self.index.find_for_training(ids)
-        if batch.admit():
-            rows = self._make_room(batch.new_count)
+        batch = self.index.find_for_training(ids) if rows is None else self.index.use(ids, rows)
+        new = batch.try_assign(self.row_limit if capacity is None else min(capacity, self.row_limit))
+        if new is None:
+            needed = self._make_room(batch.new_count)
             if prepare is not None:
-                prepare(rows)
-        new = batch.assign(self.row_limit)
+                prepare(needed)
+            new = batch.assign(self.row_limit)
         self.counts["admitted"] += len(new.rows)
         self.counts["refused"] += batch.refused
         return batch.rows, new

@@ -20,7 +20,7 @@ _CLOCK = re.compile(r"clock(?::(.+?))?\??")
 MISSING_ID = -(2**63)
 """The value of the kind `id` for a missing id. The integer -2**63 itself is converted like a text."""
 SHARED_ID_ROW = 1
-"""The row of a feature of the kind `id` that ids without a row of their own share. The row before is for missing ids."""
+"""The row of a feature of the kind `id` that ids without a row share. The row before it is for missing ids."""
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 """The units of durations, in seconds."""
 
@@ -56,7 +56,9 @@ class IdOptions:
         for part in filter(None, text.split(",")):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or name not in ("max", "expire", "admit", "evict"):
-                raise ValueError(f"options of id are max=N, expire=N or a duration, admit=N and evict=lru, got {part!r}")
+                raise ValueError(
+                    f"options of id are max=N, expire=N or a duration, admit=N and evict=lru, got {part!r}"
+                )
             if name in options:
                 raise ValueError(f"the option {name} of id is given twice")
             options[name] = value
@@ -122,8 +124,8 @@ class Kind:
 
     Args:
         name: The kind without its parameters, ``time`` for the time of an event.
-        size: The N of ``category:N``, ``hash:N`` and ``words:N``; the number of rows of ``id``, with one for missing ids
-            and one that ids without a row share.
+        size: The N of ``category:N``, ``hash:N`` and ``words:N``; the number of rows of ``id``, with one for missing
+            ids and one that ids without a row share.
         length: The K of a list, 0 if the value is not a list.
         optional: Whether the value may be missing.
         time_format: The format of a time, see `Schema.time`.
@@ -158,8 +160,8 @@ class Kind:
         match = _KIND.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"unknown kind {text!r}: use number, category:N, hash:N, id, words:N[K] or clock, followed by [K] for a "
-                "list of K values, or [last K] for the last K values of a list, and by ? if values may be missing"
+                f"unknown kind {text!r}: use number, category:N, hash:N, id, words:N[K] or clock, followed by [K] for "
+                "a list of K values, or [last K] for the last K values of a list, and by ? if values may be missing"
             )
         name, size, last, length = match.groups()
         kind = cls(name, int(size or 0), int(length or 0), optional, keeps_last=bool(last))

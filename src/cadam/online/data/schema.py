@@ -263,8 +263,8 @@ class Schema:
         for name, kind in self.kinds.items():
             if kind.id_options is not None and kind.id_options.expires_by_time and self.time is None:
                 raise ValueError(
-                    f"the ids of {name!r} expire after a duration ({kind}), but the schema has no time: give the column "
-                    "of the time, or a number of events, as in expire=1e6"
+                    f"the ids of {name!r} expire after a duration ({kind}), but the schema has no time: give the "
+                    "column of the time, or a number of events, as in expire=1e6"
                 )
 
     def missing_markers(self, column: str) -> Sequence[str]:

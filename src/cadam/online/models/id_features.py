@@ -1,7 +1,7 @@
 """The rows of features of the kind `id` in the tables of the ready-made models.
 
-The rows of a feature are one range of the tables, as those of a feature of the kind `hash`. The first row of the range is
-for missing ids, the second one is shared by the ids without a row, and the others are given to ids and taken back
+The rows of a feature are one range of the tables, as those of a feature of the kind `hash`. The first row of the range
+is for missing ids, the second one is shared by the ids without a row, and the others are given to ids and taken back
 (`cadam.tables`). A new id starts with the values of the shared row. So a batch has the same scores before its new ids
 get their rows, when it is predicted, and afterwards, when it is trained.
 """
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...native.loader import package_library
 from ...native.structs import Words
 from ...tables.attachment import ResetRows, known_reset
 from ...tables.row_assignment import Counters, RowAssignment
@@ -43,6 +44,7 @@ class IdFeatures(nn.Module):
         """The shared row of each feature."""
         self.assignments: dict[str, RowAssignment] = {}
         self.expires_by_time: dict[str, bool] = {}
+        self.has_missing = {name: kind.optional for name, kind in kinds.items()}
         for name, kind in kinds.items():
             options = kind.id_options
             assert options is not None
@@ -95,45 +97,52 @@ class IdFeatures(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the features with rows instead of ids. In training mode with gradients, new ids get rows."""
-        is_training = self.training and torch.is_grad_enabled()
-        replaced = dict(features)
-        for name in self.assignments:
-            ids = features[name]
-            values = ids.detach().cpu().contiguous().numpy()
-            rows = self.assign(name, values) if is_training else self.find(name, values)
-            replaced[name] = torch.from_numpy(rows).to(ids.device)
-        return replaced
+        ids = {name: features[name].detach().cpu().contiguous().numpy() for name in self.assignments}
+        rows = {name: self.find(name, values) for name, values in ids.items()}
+        if self.training and torch.is_grad_enabled():
+            self.assign(ids, rows)
+        found = {name: torch.from_numpy(values).to(features[name].device) for name, values in rows.items()}
+        return {**features, **found}
 
     def find(self, name: str, ids: Array) -> Words:
         """Return the rows of ids relative to the first row of the feature. Nothing is changed."""
         rows = self.assignments[name].find(_flat(ids))
         rows += SHARED_ID_ROW
-        rows[ids.reshape(-1) == MISSING_ID] = 0
+        if self.has_missing[name]:
+            rows[ids.reshape(-1) == MISSING_ID] = 0
         return rows.reshape(ids.shape)
 
-    def assign(self, name: str, ids: Array) -> Words:
-        """Return the rows of ids as `find`, after giving rows to those that are to get one."""
-        flat = _flat(ids)
-        is_missing = ids.reshape(-1) == MISSING_ID
-        has_missing = bool(is_missing.any())
-        assignment = self.assignments[name]
-        assignment.index.finish_step()  # The rows of the batch before are not needed any more.
-        rows, new = assignment.assign(flat[~is_missing] if has_missing else flat)
-        if len(new.rows):
-            self._start_rows(self.starts[name], new.rows, new.rows[new.is_reused])
-        rows += SHARED_ID_ROW
-        if has_missing:
-            present, rows = rows, np.zeros(len(flat), np.int64)
-            rows[~is_missing] = present
-        return rows.reshape(ids.shape)
+    def assign(self, ids: Mapping[str, Array], rows: Mapping[str, Words]) -> None:
+        """Give rows to those ids of a batch that are to get one.
 
-    def _start_rows(self, shared: int, new: Words, reused: Words) -> None:
-        """Set new rows to the values of the shared row, and reset the state of those that another id had."""
+        Args:
+            ids: the ids of each feature.
+            rows: the results of `find`, in which the rows of new ids are replaced.
+        """
+        reused: list[Words] = []
+        for name, assignment in self.assignments.items():
+            flat, found = _flat(ids[name]), rows[name].reshape(-1)
+            is_present = found > 0 if self.has_missing[name] else slice(None)
+            assignment.index.finish_step()  # The rows of the batch before are not needed any more.
+            own, new = assignment.assign(flat[is_present], found[is_present] - SHARED_ID_ROW)
+            if len(new.rows):
+                found[is_present] = own + SHARED_ID_ROW
+                self._start_rows(self.starts[name], new.rows)
+                reused.append(self.starts[name] + new.rows[new.is_reused])
+        if self._reset is not None and any(len(each) for each in reused):
+            rows_to_reset = torch.from_numpy(np.concatenate(reused))
+            for table in self._tables:
+                self._reset(table.weight, rows_to_reset.to(table.weight.device))
+
+    def _start_rows(self, shared: int, new: Words) -> None:
+        """Set new rows to the values of the shared row."""
         for table in self._tables:
             weight = table.weight.detach()
-            weight[torch.from_numpy(shared + new).to(weight.device)] = weight[shared].clone()
-            if self._reset is not None and len(reused):
-                self._reset(table.weight, torch.from_numpy(shared + reused).to(weight.device))
+            if weight.is_cpu and weight.is_contiguous():
+                width = weight.shape[1] * weight.itemsize
+                package_library().c.cadam_copy_row(weight.data_ptr(), width, shared, new.ctypes.data, len(new))
+            else:
+                weight[torch.from_numpy(shared + new).to(weight.device)] = weight[shared].clone()
 
     # State --------------------------------------------------------------------------------------------------------
 

@@ -120,10 +120,10 @@ def cast_features(features: Mapping[str, Tensor], dtype: torch.dtype) -> dict[st
 class Inputs(nn.Module):
     """Converts the features of a schema to embeddings, one per field, and to a linear term per event.
 
-    All categories, hashes and ids are rows of one table with sparse gradients; `ids` gives rows to ids. A list is one field: the mean of its entries.
-    So are the words of a text, and a time: the mean of its hour and its day of the week. A number is a field too:
-    x v + u, where x is the normalized number, the vector v belongs to the feature, and u to the bin of x, or to the bin
-    of missing numbers.
+    All categories, hashes and ids are rows of one table with sparse gradients; `ids` gives rows to ids. A list is one
+    field: the mean of its entries. So are the words of a text, and a time: the mean of its hour and its day of the
+    week. A number is a field too: x v + u, where x is the normalized number, the vector v belongs to the feature, and u
+    to the bin of x, or to the bin of missing numbers.
 
     Args:
         schema: the features.
