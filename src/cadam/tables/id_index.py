@@ -160,6 +160,11 @@ class IdIndex:
         self._addresses = _data(self._index), _data(self._sketch) if self._counters.size else 0
         return self._addresses
 
+    def items(self) -> tuple[Ids, Words]:
+        """Return all ids and their rows, ordered by row."""
+        rows = np.flatnonzero(self._rows["frequency"][: self.row_count])
+        return self._rows["id"][rows].copy(), rows
+
     # Released rows -------------------------------------------------------------------------------------------------
 
     def expire(self, cutoff: int) -> int:
