@@ -154,10 +154,10 @@ class IdIndex:
 
     def _set_addresses(self) -> tuple[int, int]:
         """Write the addresses of the arrays to the C structs, and return those of the structs."""
-        self._index["slots"], self._index["rows"] = _data(self._slots), _data(self._rows)
+        self._index["slots"], self._index["rows"] = _data(self._slots), self._rows.ctypes.data
         self._index["bits"] = len(self._slots).bit_length() - 1
         self._sketch["counters"] = _data(self._counters)
-        self._addresses = _data(self._index), _data(self._sketch) if self._counters.size else 0
+        self._addresses = int(self._index.ctypes.data), int(self._sketch.ctypes.data) if self._counters.size else 0
         return self._addresses
 
     def items(self) -> tuple[Ids, Words]:
@@ -284,7 +284,7 @@ class Batch:
         record["new_rows"] = address + 16 * misses
         first_unused = index.row_count
         result = package_library().c.cadam_index_train(
-            index._address(), index._sketch_address(), _data(record), row_limit, len(index._rows)
+            index._address(), index._sketch_address(), record.ctypes.data, row_limit, len(index._rows)
         )
         if result == _NO_MEMORY:
             raise MemoryError(f"no memory for a batch of {len(self._ids):,} ids")
@@ -300,7 +300,7 @@ class Batch:
         index, first_unused = self._index, self._index.row_count
         row_count = max(first_unused, min(row_limit, first_unused + self.new_count - index.free_count))
         index.reserve(min(len(index) + self.new_count, row_count - 1), row_count, row_limit)
-        package_library().c.cadam_index_assign(index._address(), _data(self._record), row_limit)
+        package_library().c.cadam_index_assign(index._address(), self._record.ctypes.data, row_limit)
         return self._new_rows(first_unused)
 
     def _new_rows(self, first_unused: int) -> NewRows:
@@ -317,7 +317,7 @@ NO_NEW_ROWS = NewRows(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0,
 
 
 def _data(array: np.ndarray[Any, Any]) -> int:
-    """Return the address of an array. The attribute `ctypes` takes several times as long."""
+    """Return the address of an array of plain numbers. The attribute `ctypes` takes several times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
 
