@@ -38,8 +38,8 @@ class Own:
 
     def insert(self, ids: Any) -> Any:
         batch = self.index.find_for_training(ids)
-        batch.admit()
-        batch.assign(1 << 31)
+        if batch.try_assign(1 << 31) is None:
+            batch.assign(1 << 31)
         return batch.rows
 
     def train(self, ids: Any) -> Any:

@@ -6,9 +6,12 @@ Each event is predicted before it is learned from; the table shows the mean log 
 
 All arms have the same model and optimizer. The hashed table has as many rows as fit into the memory that the limited
 dynamic tables may use: rows, moments and index. Every arm learns the stream once with each of three learning rates; the
-other columns are those of its best one.
+other columns are those of its best one. If TorchRec is installed, its managed collision is an arm, with as many rows as
+the hashed table.
 
-    python benchmarks/turnover.py [--events 5000000] [--rows 250000] [--plot memory.png]
+    python benchmarks/turnover.py [--events 5000000] [--rows 250000] [--processes 1] [--plot memory.png]
+    python benchmarks/turnover.py --events 20000000 --processes 16    # 5 million ids, several minutes with 16 cores
+    python benchmarks/turnover.py --movielens ml_latest_small.parquet  # a real stream: movies, users as the context
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +36,9 @@ WIDTH = 8
 CONTEXTS = 100
 BATCH = 4096
 RATES = (0.01, 0.02, 0.05)
-EVENTS_PER_ITEM = 4
+EVENTS_PER_ITEM = 3.5
+BLOCK = 64 * BATCH
+"""The number of events that are generated with one seed, by one process."""
 
 
 class Batch(NamedTuple):
@@ -55,10 +62,18 @@ def normal(values: np.ndarray[Any, Any], salt: int) -> np.ndarray[Any, Any]:
 
 def stream(events: int) -> Iterator[Batch]:
     """Yield the batches of the stream, whose items are numbered by their time of creation."""
+    for start in range(0, events, BLOCK):
+        for time_of_batch, *columns in generate_block(events, start):
+            yield Batch(time_of_batch, *map(torch.from_numpy, columns))
+
+
+def generate_block(events: int, block_start: int) -> list[tuple[Any, ...]]:
+    """Return the batches of a block of the stream as arrays."""
     per_day = events / EVENTS_PER_ITEM / DAYS
-    random = np.random.default_rng(0)
-    context_vectors = random.normal(size=(CONTEXTS, WIDTH)) / np.sqrt(WIDTH)
-    for start in range(0, events, BATCH):
+    context_vectors = np.random.default_rng(0).normal(size=(CONTEXTS, WIDTH)) / np.sqrt(WIDTH)
+    random = np.random.default_rng([1, block_start])
+    batches = []
+    for start in range(block_start, min(events, block_start + BLOCK), BATCH):
         n = min(BATCH, events - start)
         now = (start + BATCH / 2) / events * DAYS
         newest, day_ago = int(per_day * (now + 1)), int(per_day * now)  # a day of items exists at the start
@@ -74,9 +89,28 @@ def stream(events: int) -> Iterator[Batch]:
         contexts = random.integers(0, CONTEXTS, n)
         vectors = np.stack([normal(items, 2 + k) for k in range(WIDTH)], 1)
         logits = -1.5 + 1.5 * normal(items, 50) + (vectors * context_vectors[contexts]).sum(1)
-        labels = random.random(n) < 1 / (1 + np.exp(-logits))
+        labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         ids = (items.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)  # ids without an order
-        yield Batch(int(now * DAY), torch.from_numpy(ids), torch.from_numpy(contexts), torch.from_numpy(labels).float())
+        batches.append((int(now * DAY), ids, contexts, labels))
+    return batches
+
+
+def movielens(path: str) -> list[Batch]:
+    """Return ratings in the order of their time: is a rating at least 4?"""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    order = np.argsort(columns["timestamp"], kind="stable")
+    movies, users, times, ratings = (columns[name][order] for name in ("movieId", "userId", "timestamp", "rating"))
+    batches = []
+    for start in range(0, len(movies), 256):
+        part = slice(start, start + 256)
+        ids, contexts = torch.from_numpy(movies[part].astype(np.int64)), torch.from_numpy(users[part] % CONTEXTS).long()
+        batches.append(
+            Batch(int(times[part][0]), ids, contexts, torch.from_numpy((ratings[part] >= 4).astype(np.float32)))
+        )
+    return batches
 
 
 class HashedTable(nn.Embedding):
@@ -89,6 +123,42 @@ class HashedTable(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         mixed = (ids ^ (ids >> 31)) * 0x2545F4914F6CDD1D
         return super().forward(((mixed ^ (mixed >> 29)) & (2**62 - 1)) % self.num_embeddings)
+
+
+class ManagedCollisionTable(nn.Module):
+    """The table of TorchRec's managed collision on the CPU, with LRU eviction every `INTERVAL` batches."""
+
+    INTERVAL = 20
+
+    def __init__(self, rows: int) -> None:
+        from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
+
+        super().__init__()
+        self.slots = MCHManagedCollisionModule(
+            zch_size=rows,
+            device=torch.device("cpu"),
+            eviction_policy=LRU_EvictionPolicy(),
+            eviction_interval=self.INTERVAL,
+            input_hash_size=2**62,
+        )
+        self.table = HashedTable(rows)
+        self.optimizer: cadam.Optimizer | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        from torchrec import JaggedTensor
+
+        features = {"item": JaggedTensor(ids & (2**62 - 1), lengths=torch.ones(len(ids), dtype=torch.int64))}
+        features = self.slots.profile(features)
+        evicted = self.slots.evict()
+        if evicted is not None and self.optimizer is not None:
+            with torch.no_grad():
+                self.table.weight[evicted] = 0.01 * torch.randn(len(evicted), WIDTH + 1)
+            self.optimizer.reset_rows(self.table.weight, evicted)
+        return nn.functional.embedding(self.slots.remap(features)["item"].values(), self.table.weight, sparse=True)
+
+    def nbytes(self) -> int:
+        """Return the bytes of rows, moments and buffers."""
+        return 3 * self.table.weight.nbytes + sum(buffer.nbytes for buffer in self.slots.buffers())
 
 
 class Model(nn.Module):
@@ -120,6 +190,8 @@ def run(make: Callable[[], nn.Module], rate: float, batches: list[Batch]) -> Res
     table = model.items
     if isinstance(table, DynamicEmbedding):
         table.attach(optimizer)
+    elif isinstance(table, ManagedCollisionTable):
+        table.optimizer = optimizer
     losses, memory = [], []
     start = time.perf_counter()
     for batch in batches:
@@ -132,6 +204,8 @@ def run(make: Callable[[], nn.Module], rate: float, batches: list[Batch]) -> Res
         losses.append(loss.item())
         if isinstance(table, DynamicEmbedding):
             memory.append(sum(table.memory().values()))
+        elif isinstance(table, ManagedCollisionTable):
+            memory.append(table.nbytes())
         else:
             memory.append(3 * table.weight.nbytes)  # type: ignore[operator, union-attr]
     seconds = time.perf_counter() - start
@@ -139,51 +213,86 @@ def run(make: Callable[[], nn.Module], rate: float, batches: list[Batch]) -> Res
     return Result(float(np.mean(losses)), float(np.mean(losses[len(losses) // 2 :])), seconds, memory, counters)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=5_000_000)
-    parser.add_argument("--rows", type=int, default=250_000, help="limit of the dynamic tables")
-    parser.add_argument("--plot", help="file for a plot of the memory over time")
-    arguments = parser.parse_args()
-    rows = arguments.rows
+_BATCHES: list[Batch] = []
+_ARMS: dict[str, Callable[[], nn.Module]] = {}
+"""The stream and the arms, which processes inherit."""
+
+
+def _run_arm(arm: tuple[str, float]) -> Result:
+    torch.set_num_threads(1)
+    return run(_ARMS[arm[0]], arm[1], _BATCHES)
+
+
+def list_arms(rows: int, expiry: int) -> dict[str, Callable[[], nn.Module]]:
+    """Return functions that create the tables to compare, by name."""
     hashed = int(rows * (1 + 42 / (3 * 4 * (WIDTH + 1))))  # the index takes about 42 bytes for each row
     options: dict[str, dict[str, Any]] = {
         "dynamic, LRU": {"max_rows": rows},
         "dynamic, LFU": {"max_rows": rows, "evict": "lfu"},
         "dynamic, LRU, admission": {"max_rows": rows, "admit_after": 2},
-        "dynamic, expiry": {"expire_after": DAY},
-        "dynamic, LRU, admission, expiry": {
-            "max_rows": rows,
-            "admit_after": 2,
-            "expire_after": DAY,
-        },
+        "dynamic, expiry": {"expire_after": expiry},
+        "dynamic, LRU, admission, expiry": {"max_rows": rows, "admit_after": 2, "expire_after": expiry},
         "dynamic, no limit": {},
     }
     arms: dict[str, Callable[[], nn.Module]] = {f"hash:{hashed}": lambda: HashedTable(hashed)}
     for name, given in options.items():
         arms[name] = lambda given=given: DynamicEmbedding(WIDTH + 1, **given)  # type: ignore[misc]
     arms[f"hash:{10 * hashed}"] = lambda: HashedTable(10 * hashed)
-    batches = list(stream(arguments.events))
+    if find_spec("torchrec") is not None:
+        arms["managed collision, LRU"] = lambda: ManagedCollisionTable(hashed)
+    return arms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--rows", type=int, help="limit of the dynamic tables (default: a twentieth of the events)")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="processes that generate the stream, and then learn it"
+    )
+    parser.add_argument(
+        "--movielens", metavar="FILE", help="ratings of MovieLens in Parquet, instead of the generated ones"
+    )
+    parser.add_argument("--plot", help="file for a plot of the memory over time")
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    with get_context("fork").Pool(arguments.processes) as pool:
+        if arguments.movielens:
+            _BATCHES.extend(movielens(arguments.movielens))
+        else:
+            blocks = [(arguments.events, block) for block in range(0, arguments.events, BLOCK)]
+            for block in pool.starmap(generate_block, blocks, chunksize=1):
+                _BATCHES.extend(Batch(moment, *map(torch.from_numpy, columns)) for moment, *columns in block)
+    batches = _BATCHES
     items = torch.cat([batch.items for batch in batches])
+    rows = arguments.rows or len(items) // 20
+    _ARMS.update(list_arms(rows, 30 * DAY if arguments.movielens else DAY))
     rate_of_ones = float(torch.cat([batch.labels for batch in batches]).mean())
-    print(f"{len(items):,} events, {len(items.unique()):,} distinct items, {rate_of_ones:.3f} positive, {DAYS} days")
+    days = (batches[-1].time - batches[0].time) / DAY
+    print(
+        f"{len(items):,} events, {len(items.unique()):,} distinct items, {rate_of_ones:.3f} positive, {days:.0f} days"
+    )
     rates = "".join(f"{f'rate {rate}':>11}" for rate in RATES)
     print(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
     results = {}
-    for name, make in arms.items():
-        runs = [run(make, rate, batches) for rate in RATES]
-        best = results[name] = min(runs, key=lambda result: result.loss)
-        losses = "".join(f"{result.loss:11.4f}" for result in runs)
-        peak, last = max(best.memory) / 1e6, best.memory[-1] / 1e6
-        print(f"{name:34}{losses}{best.last_half:10.4f}{peak:10.1f}{last:10.1f}{best.seconds:9.1f}", flush=True)
+    jobs = [(name, rate) for name in _ARMS for rate in RATES]
+    with get_context("fork").Pool(arguments.processes) as pool:
+        finished = pool.imap(_run_arm, jobs, chunksize=1)
+        for name in _ARMS:
+            runs = [next(finished) for _ in RATES]
+            best = results[name] = min(runs, key=lambda result: result.loss)
+            losses = "".join(f"{result.loss:11.4f}" for result in runs)
+            peak, last = max(best.memory) / 1e6, best.memory[-1] / 1e6
+            print(f"{name:34}{losses}{best.last_half:10.4f}{peak:10.1f}{last:10.1f}{best.seconds:9.1f}", flush=True)
     print("\nCounters at the end:")
     for name, result in results.items():
         if result.counters:
             print(f"{name:34}" + ", ".join(f"{key} {value:,}" for key, value in result.counters._asdict().items()))
-    print("\nMemory in MB at the end of each day:")
+    print("\nMemory in MB at the end of each tenth of the stream:")
     for name, result in results.items():
-        ends = [result.memory[len(batches) * day // DAYS - 1] / 1e6 for day in range(1, DAYS + 1)]
+        ends = [result.memory[len(batches) * tenth // DAYS - 1] / 1e6 for tenth in range(1, DAYS + 1)]
         print(f"{name:34}" + "".join(f"{megabytes:7.1f}" for megabytes in ends))
+    print(f"\n{arguments.processes} processes, {time.perf_counter() - start:.0f} seconds in all")
     if arguments.plot:
         plot({name: result.memory for name, result in results.items()}, arguments.plot)
 

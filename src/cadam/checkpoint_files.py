@@ -114,7 +114,7 @@ def write_tree(path: Path, tree: Any) -> None:
 
     tensors: dict[str, Tensor] = {}
     text = json.dumps(pack_tree(tree, tensors))
-    metadata = {"format": FORMAT, "tree": text, "sha256": _hash(text, tensors)}
+    metadata = {"format": FORMAT, "tree": text, "sha256": hash_content(text, tensors)}
     try:
         write_with(path, lambda new: save_file(tensors, new, metadata), f".{path.name}.new")
     except SafetensorError as error:
@@ -140,7 +140,7 @@ def read_tree(path: Path) -> Any:
         raise DamagedCheckpointError(f"{path}: {error}") from error
     if metadata.get("format") != FORMAT:
         raise DamagedCheckpointError(f"{path}: its format is {metadata.get('format')!r}, not {FORMAT!r}")
-    if _hash(metadata.get("tree", ""), tensors) != metadata.get("sha256"):
+    if hash_content(metadata.get("tree", ""), tensors) != metadata.get("sha256"):
         raise DamagedCheckpointError(f"{path}: its content does not match the hash in its header")
     try:
         return unpack_tree(json.loads(metadata["tree"]), tensors)
@@ -179,7 +179,8 @@ def check_like(value: Any, example: Any, name: str) -> None:
         raise TypeError(f"{name} is {type(value).__name__}, not {type(example).__name__}")
 
 
-def _hash(text: str, tensors: Mapping[str, Tensor]) -> str:
+def hash_content(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a text and of the names, types, shapes and values of tensors on the CPU."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

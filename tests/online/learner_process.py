@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from tests.online.streams import ITEMS, SCHEMA, SHORT_SCHEDULE, files, learner, 
 
 COUNT = 1500
 BATCH = 16
+KINDS = json.loads(os.environ.get("ONLINE_KINDS", "{}"))
+"""Kinds of features that differ from those of the tests' schema."""
+SCHEMA = replace(SCHEMA, features={**SCHEMA.features, **KINDS})
 
 
 def records() -> list[dict[str, Any]]:

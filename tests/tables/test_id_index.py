@@ -16,8 +16,8 @@ from cadam.tables.ids import Ids, convert_ids
 
 def train(index: IdIndex, ids: Ids, row_limit: int = 1 << 20) -> Words:
     batch = index.find_for_training(ids)
-    batch.admit()
-    batch.assign(row_limit)
+    if batch.try_assign(row_limit) is None:
+        batch.assign(row_limit)
     return batch.rows
 
 

@@ -289,7 +289,11 @@ def _simulated_changes(options: argparse.Namespace, schema: Schema) -> dict[str,
         raise ValueError(f"--delay must be above 0, got {options.delay:g}")
     simulated: dict[str, Any] = {}
     if options.change is not None:
-        sizes = {name: kind.size for name, kind in schema.kinds.items() if kind.size and not kind.length}
+        sizes = {
+            name: kind.size
+            for name, kind in schema.kinds.items()
+            if kind.size and not kind.length and kind.id_options is None
+        }
         if options.change not in sizes:
             raise ValueError(
                 f"--change needs a categorical feature, got {options.change!r}; there are {', '.join(sizes)}"

@@ -281,9 +281,21 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running")
     add("output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it")
+    add(
+        "--since",
+        metavar="BASE",
+        help="write a delta instead, to a file that ends in .delta, with what has changed since BASE: the number of a "
+        "checkpoint in the folder, a checkpoint file, or the MODEL.pt of an earlier export",
+    )
     add("--model", metavar="FILE:FUNCTION", help="the function that builds the model, needed if the model is your own")
     add("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
     add_device_argument(parser, "cpu", "cpu, whichever device the model was trained on")
+
+
+def add_apply_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam apply`."""
+    parser.add_argument("delta", type=Path, metavar="FILE.delta", help="what `cadam export --since` has written")
+    parser.add_argument("weights", type=Path, metavar="MODEL.pt", help="the weights of an export, which are replaced")
 
 
 def learning_rate(text: str) -> float | str:

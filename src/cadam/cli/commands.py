@@ -111,6 +111,13 @@ COMMANDS = (
         "cadam.cli.export:run",
         ("safetensors",),
     ),
+    Command(
+        "apply",
+        "Apply a delta of `cadam export --since` to the weights of an export.",
+        "cadam.cli.arguments:add_apply_arguments",
+        "cadam.cli.export:apply",
+        ("safetensors",),
+    ),
 )
 
 PAPER_COMMANDS = ("list", "reproduce", "report", "archive", "demo", "criteo")

@@ -160,15 +160,24 @@ def _declare(c: ctypes.CDLL) -> Library:
     c.cadam_index_assign.argtypes = [pointer, pointer, number]
     c.cadam_index_evict.argtypes = [pointer, number, number]
     c.cadam_index_expire.argtypes = [pointer, number]
-    c.cadam_index_admit.argtypes = [pointer, pointer]
+    c.cadam_index_use.argtypes = [pointer, pointer, number]
+    c.cadam_index_train.argtypes = [pointer, pointer, pointer, number, number]
+    c.cadam_copy_row.argtypes = [pointer, number, number, pointer, number]
     c.cadam_index_build.argtypes = [pointer]
     c.cadam_index_rehash.argtypes = [pointer, number, pointer, number]
     c.cadam_hash_texts.argtypes = [pointer, pointer, number, pointer]
     c.cadam_initial_rows.argtypes = [pointer, number, number, number, ctypes.c_double, pointer, pointer]
-    for function in (c.cadam_index_assign, c.cadam_index_rehash, c.cadam_hash_texts, c.cadam_initial_rows):
+    for function in (
+        c.cadam_index_assign,
+        c.cadam_index_rehash,
+        c.cadam_hash_texts,
+        c.cadam_initial_rows,
+        c.cadam_copy_row,
+    ):
         function.restype = None
     for function in (
-        *(c.cadam_index_find, c.cadam_index_evict, c.cadam_index_expire, c.cadam_index_admit, c.cadam_index_build),
+        *(c.cadam_index_find, c.cadam_index_evict, c.cadam_index_expire, c.cadam_index_train, c.cadam_index_build),
+        c.cadam_index_use,
     ):
         function.restype = number
     run_inline = ctypes.cast(c.cadam_run_inline, ctypes.c_void_p).value or 0

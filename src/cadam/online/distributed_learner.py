@@ -23,6 +23,7 @@ from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, 
 from .learner import Batches, Learner, Loss
 from .metrics.alignment_counts import NO_COUNTS
 from .metrics.log_loss import MeanLoss
+from .models.id_features import IdFeatures
 from .models.model_file import is_log_loss
 from .monitoring.reject_limit import rejected_share
 from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointStore
@@ -76,6 +77,11 @@ class DistributedLearner(Learner):
     ) -> None:
         if options.get("tune_rate"):
             raise ValueError("the learning rate of a model on several ranks is not tuned: give a fixed learning rate")
+        if any(isinstance(module, IdFeatures) for module in model.modules()):
+            raise ValueError(
+                "the kind id is for models on one rank, because each rank would give rows to ids in another order: "
+                "write hash:N in the schema"
+            )
         if not dist.is_initialized():
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:

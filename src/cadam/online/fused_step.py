@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from .data.events import FEATURE_PREFIX, Array, Columns
+from .data.kind import SHARED_ID_ROW
 from .graph_step import GraphStep
 from .models.compiled_inputs import DONE, HOOKS, CompiledInputs, InputBatch, compiled_inputs
+from .models.id_features import IdFeatures
 from .models.inputs import KERNEL_CONSTANTS, Inputs
 from .models.model_file import LOG_LOSS
 from .models.networks import FM, MLP, DeepFM, Linear
@@ -55,6 +57,7 @@ class FusedStep(TrainingStep):
         scores = None if fused is None else fused.forward(columns)
         if fused is None or scores is None:
             return super().learn(columns)
+        fused.assign_rows(columns)
         fused.backward(self._labels(columns))
         self.optimizer.step()
         self.count_steps(1, count)
@@ -186,6 +189,13 @@ class FusedPass:
         sizes = [count * int(np.prod(shape)) for _, shape, _ in compiled.features]
         self.ids = sum(dtype == torch.int64 for _, _, dtype in compiled.features)
         """The number of features with ids. The others are numbers."""
+        self.id_features = model.inputs.ids if isinstance(model.inputs.ids, IdFeatures) else None
+        self.id_columns = [
+            (name, first, slice(count * first, count * (first + int(np.prod(shape)))))
+            for (name, shape, _), first in zip(compiled.features, compiled.first_entries, strict=False)
+            if self.id_features is not None and name in self.id_features.assignments
+        ]
+        """The name, the first entry and the part of `staged` of each feature of the kind `id`."""
         parts = sizes[: self.ids], sizes[self.ids :]
         self.staged = np.empty(sum(parts[0]), np.int64), np.empty(sum(parts[1]), np.float64)
         split = [
@@ -235,6 +245,9 @@ class FusedPass:
                     np.concatenate(arrays, out=staged, casting="equiv")
         except TypeError:
             return None
+        for name, _, part in self.id_columns:
+            assert self.id_features is not None
+            self.staged[0][part] = self.id_features.find(name, self.staged[0][part])
         if self.batch.call(self.library.cadam_inputs_forward) != DONE:
             return None
         total = self.batch.terms
@@ -251,6 +264,17 @@ class FusedPass:
         if self.batch.call(self.library.cadam_inputs_add_numbers) != DONE:
             return None
         return scores
+
+    def assign_rows(self, columns: Columns) -> None:
+        """Give rows to new ids of the batch. Their values are those with which the scores were computed."""
+        if self.id_features is None:
+            return
+        found = {name: self.staged[0][part] for name, _, part in self.id_columns}
+        self.id_features.assign({name: columns[FEATURE_PREFIX + name] for name in found}, found)
+        rows = self.batch.rows.numpy()
+        for name, first, _ in self.id_columns:
+            new = found[name].reshape(self.count, -1)
+            rows[:, first : first + new.shape[1]] = new + (self.id_features.starts[name] - SHARED_ID_ROW)
 
     def backward(self, labels: Tensor) -> None:
         """Compute the gradients of the mean log loss of the batch, and assign them to the parameters."""

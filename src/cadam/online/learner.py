@@ -317,6 +317,7 @@ class Learner:
         """
         if self.per_event is not None:
             return self.learn(replace(events, labels=None))
+        self._advance_ids(events)
         scores, columns, _ = self._predict_batch(events)
         columns.pop("label", None)
         self._resolve(self.join.add_events(columns))
@@ -377,12 +378,29 @@ class Learner:
         return self._process_batch(events, labels_follow=labels_follow)
 
     def _process_batch(self, events: Events, *, labels_follow: bool = False) -> Array:
+        self._advance_ids(events)
         learned = self.training.learn(events.columns()) if self._is_step(events, labels_follow) else None
         scores, columns, labels_of_repeated = self._predict_batch(events, learned)
         resolved = self.join.add_events(columns, labels_of_repeated)
         # If the model has learned these events already, no others have got a label.
         self._resolve(resolved, is_learned=learned is not None)
         return scores
+
+    def _advance_ids(self, events: Events) -> None:
+        """Set the clock by which rows of the kind `id` expire: the time of the stream before these events.
+
+        Raises:
+            ValueError: if ids expire by time and the events have no time.
+        """
+        if not self.training.id_features:
+            return
+        now = self.join.clock.now
+        if events.time is None:
+            if any(by_time for module in self.training.id_features for by_time in module.expires_by_time.values()):
+                raise ValueError("ids expire after a duration, but the events have no time: give the schema a time")
+        elif now == -math.inf and np.isfinite(events.time).any():
+            now = float(np.nanmedian(np.where(np.isfinite(events.time), events.time, np.nan)))
+        self.training.advance(now, self.events)
 
     def _is_step(self, events: Events, labels_follow: bool) -> bool:
         """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
@@ -687,6 +705,8 @@ class Learner:
             values.update(self.drift.results())
         if self.rate_tuning is not None:
             values.update(self.rate_tuning.metrics())
+        for module in self.training.id_features:
+            values.update(module.metrics())
         if alignment := self.alignment():
             by_name = {"": self.total_alignment(), **{f"/{name}": ratio for name, ratio in alignment.items()}}
             for name, ratio in by_name.items():

@@ -52,6 +52,8 @@ class PerEventTraining:
     def find_unsupported(self) -> str | None:
         """Return what the compiled code does not support about the current model and optimizer, or None."""
         optimizer, params = self.optimizer, list(self.model.parameters())
+        if self.inputs.ids is not None:
+            return "the model has features of the kind id"
         if len(optimizer.param_groups) > 1:
             return "the optimizer has more than one group of parameters"
         group = optimizer.param_groups[0]

@@ -159,6 +159,12 @@ class RateTuning(TrainingStep):
             "learning_rate_candidates": 1 + len(self.candidates),
         }
 
+    def advance(self, time: float, events: int) -> None:
+        """Set the clock of features of the kind `id` in the models of all candidates."""
+        super().advance(time, events)
+        for candidate in self.candidates.values():
+            candidate.advance(time, events)
+
     # Predict and learn --------------------------------------------------------------------------------------------
 
     def predict(self, features: Columns, count: int) -> Array:

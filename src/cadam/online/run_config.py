@@ -109,6 +109,7 @@ def read_config(options: argparse.Namespace, folder: Path | None = None, quiet: 
     if not is_model_file(model) and model not in models.MODELS:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
     schema, inferred = _choose_schema(options, uri, model, folder)
+    schema.check_expiry()
     if folder is not None:
         check_same_schema(schema, folder, in_order=not is_model_file(model))
     if inferred is not None and not quiet:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.events import Array, Columns, Events, select_features
+from .models.id_features import IdFeatures
 from .models.inputs import cast_features, feature_dtype
 from .models.mode import declared_modules, is_same_in_training
 
@@ -70,8 +71,17 @@ class TrainingStep:
         self.has_single_pass = is_same_in_training(model)
         """Whether `learn` computes one forward pass for the scores and the gradients."""
         self._declared_modules = declared_modules(model)
+        self.id_features = [module for module in model.modules() if isinstance(module, IdFeatures)]
+        """The features of the kind `id`. Their rows are part of the model."""
+        for module in self.id_features:
+            module.attach(optimizer)
         # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
         self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
+
+    def advance(self, time: float, events: int) -> None:
+        """Set the clock of features of the kind `id`, see `IdFeatures.advance`."""
+        for module in self.id_features:
+            module.advance(time, events)
 
     # Predictions ------------------------------------------------------------------------------------------------
 
@@ -183,9 +193,10 @@ class TrainingStep:
         Returns:
             The scores, all of them finite; or None if nothing has changed, because scores and gradients need different
             passes (see `is_same_in_training`), or because an event must be rejected. `predict_robustly` and
-            `train_robustly` process such events.
+            `train_robustly` process such events. Here, features of the kind `id` need two passes too, because the
+            rows that a training pass gives to new ids could not be taken back.
         """
-        if not self.has_single_pass:
+        if not self.has_single_pass or self.id_features:
             return None
         buffers = [(buffer, buffer.clone()) for module in self._declared_modules for buffer in module.buffers()]
         try:

@@ -366,7 +366,7 @@ class Optimizer(torch.optim.Optimizer):
                     "gradients are not sparse"
                 )
         for name, value in values.items():
-            state[name][rows] = value
+            state[name].index_copy_(0, rows, value.expand(len(rows), *value.shape[1:]))
 
     # Alignment and engines -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import __version__
+from ..online.data.conversion import HASHED
 from ..online.data.kind import Kind
 from ..online.data.schema import Schema
 from .config import Limits
@@ -116,7 +117,7 @@ def _value(kind: Kind) -> Json:
         "number": ["number", "boolean"] if kind.accepts_booleans else ["number"],
         "category": ["integer"],
         "integer": ["integer"],
-        "hash": ["integer", "string", "boolean"],
+        **{name: ["integer", "string", "boolean"] for name in HASHED},
     }.get(kind.name)
     if names is None:
         return {}

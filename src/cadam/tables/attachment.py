@@ -40,7 +40,7 @@ class Attachment:
         reset: ResetRows | None,
     ) -> None:
         self.optimizer, self.chunks = optimizer, list(chunks)
-        self.reset = reset or _known_reset(optimizer)
+        self.reset = reset or known_reset(optimizer)
         params, _, first = self._find_first_chunk()
         present = params[first : first + len(chunks)]
         if list(map(id, present)) != list(map(id, chunks)):
@@ -96,7 +96,12 @@ class Attachment:
             )
 
 
-def _known_reset(optimizer: torch.optim.Optimizer) -> ResetRows:
+def known_reset(optimizer: torch.optim.Optimizer) -> ResetRows:
+    """Return the function that resets the state of rows in an optimizer.
+
+    Raises:
+        ValueError: If it is not known how the optimizer keeps the state of a row.
+    """
     if isinstance(optimizer, Optimizer):
         return optimizer.reset_rows
     if isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups):

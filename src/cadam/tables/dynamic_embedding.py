@@ -19,7 +19,7 @@ The design, for those who want to change it:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,30 +30,9 @@ from ..engines.huge_pages import filled
 from ..native.loader import package_library
 from .attachment import Attachment, ResetRows
 from .chunks import Lookup, write_rows
-from .id_index import BYTES_PER_ID, MAX_ROWS, SHARED_ROW, Batch, IdIndex, NewRows
+from .id_index import BYTES_PER_ID, MAX_ROWS, SHARED_ROW, IdIndex
 from .ids import Ids, convert_ids
-
-EVICTION = ("lru", "lfu", "none")
-"""The ids that make room if a table is full: least recently used, least frequently used, or none."""
-EVICTED_SHARE = 32
-"""At least one of this number of rows is evicted at once, because finding them takes a scan of all records."""
-SWEEPS = 32
-"""The number of times that expired ids are searched within `expire_after`."""
-
-
-class Counters(NamedTuple):
-    """The history of a table since it was created, as counters, which are part of its state dict."""
-
-    rows: int
-    """The number of ids that have a row now."""
-    admitted: int
-    """The number of times that an id got a row."""
-    evicted: int
-    """The number of times that an id lost its row because the table was full."""
-    expired: int
-    """The number of times that an id lost its row because it was not seen for long."""
-    refused: int
-    """The number of lookups for training that found the shared row."""
+from .row_assignment import Counters, RowAssignment, check_positive
 
 
 class DynamicEmbedding(nn.Module):
@@ -114,50 +93,37 @@ class DynamicEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        numbers = {"embedding_dim": embedding_dim, "admit_after": admit_after, "chunk_rows": chunk_rows}
-        limits = {"max_rows": max_rows, "max_bytes": max_bytes, "expire_after": expire_after}
-        for name, value in (numbers | {name: limit for name, limit in limits.items() if limit is not None}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_positive(embedding_dim=embedding_dim, chunk_rows=chunk_rows)
         if max_rows is not None and max_bytes is not None:
             raise ValueError("pass max_rows or max_bytes, not both")
-        if evict not in EVICTION:
-            raise ValueError(f"evict must be one of {', '.join(EVICTION)}, got {evict!r}")
-        if admit_after >= 1 << 16:
-            raise ValueError(
-                f"admit_after must be at most 65535, which a counter of the sketch holds, got {admit_after}"
-            )
-        if sketch_width is not None and (sketch_width < 2 or sketch_width & (sketch_width - 1)):
-            raise ValueError(f"sketch_width must be a power of two, got {sketch_width!r}")
         if not 0 <= std < float("inf"):
             raise ValueError(f"std must be a finite number that is not negative, got {std}")
         dtype = dtype or torch.get_default_dtype()
         if not dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating-point dtype, got {dtype}")
-        self.embedding_dim, self.evict, self.expire_after = embedding_dim, evict, expire_after
-        self.std, self.seed, self.chunk_rows = float(std), int(seed), chunk_rows
         if max_bytes is not None:
+            check_positive(max_bytes=max_bytes)
             max_rows = max_bytes // (embedding_dim * dtype.itemsize + BYTES_PER_ID)
             if not max_rows:
                 raise ValueError(f"max_bytes={max_bytes} is less than one row of width {embedding_dim} needs")
-        self.max_rows = min(max_rows or MAX_ROWS, MAX_ROWS)
-        if sketch_width is None:
-            sketch_width = 1 << 20 if self.max_rows == MAX_ROWS else 1 << max(10, self.max_rows.bit_length())
-        self._index = IdIndex(admit_after, sketch_width)
-        self._counts = dict.fromkeys(("admitted", "evicted", "expired", "refused"), 0)
-        self._has_clock, self._next_sweep = False, 0
+        self._assignment = RowAssignment(max_rows, evict, admit_after, sketch_width, expire_after)
+        self.embedding_dim, self.std, self.seed, self.chunk_rows = embedding_dim, float(std), int(seed), chunk_rows
         self._attachment: Attachment | None = None
         first = self._new_chunk(
-            min(chunk_rows, self._row_limit), torch.device(device or torch.get_default_device()), dtype
+            min(chunk_rows, self._assignment.row_limit), torch.device(device or torch.get_default_device()), dtype
         )
         self.chunks = nn.ParameterList([first])
         shared = self._initial_values(np.array([SHARED_ROW], np.uint64), self.seed + 1)
         write_rows(self._chunks(), self._on_device(np.array([SHARED_ROW])), shared)
 
     @property
-    def _row_limit(self) -> int:
-        """The largest number of rows, including the shared row."""
-        return self.max_rows + 1
+    def _index(self) -> IdIndex:
+        return self._assignment.index
+
+    @property
+    def max_rows(self) -> int:
+        """The largest number of ids that have a row at the same time."""
+        return self._assignment.max_rows
 
     def _chunks(self) -> list[nn.Parameter]:
         return list(self.chunks)
@@ -165,7 +131,7 @@ class DynamicEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """Return the width, the number of rows and the limit, for `print`."""
         limit = "" if self.max_rows == MAX_ROWS else f" of {self.max_rows:,}"
-        return f"{self.embedding_dim}, rows={len(self._index):,}{limit}, evict={self.evict!r}"
+        return f"{self.embedding_dim}, rows={len(self._index):,}{limit}, evict={self._assignment.evict!r}"
 
     # Lookups -------------------------------------------------------------------------------------------------------
 
@@ -205,37 +171,20 @@ class DynamicEmbedding(nn.Module):
             )
         if self._attachment is None:
             self._index.finish_step()
-        if not self._has_clock:
-            self._move_clock(self._index.time + 1)
-        batch = self._index.find_for_training(ids)
-        if batch.admit():
-            self._make_room(batch.new_count)
-        self._start(batch)
-        return batch.rows
+        capacity = sum(map(len, self.chunks))
+        rows, new = self._assignment.assign(ids, capacity=capacity, prepare=self._add_chunks)
+        if len(new.rows):
+            write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
+            reused = new.rows[new.is_reused]
+            if self._attachment is not None and len(reused):
+                self._attachment.reset_rows(self._on_device(reused))
+        return rows
 
-    def _make_room(self, needed: int) -> None:
-        """Evict ids and add chunks, so that there are rows for this number of new ids if the limit allows it."""
-        index = self._index
-        lacking = needed - index.free_count - (self._row_limit - index.row_count)
-        if lacking > 0 and self.evict != "none":
-            count = max(lacking, self.max_rows // EVICTED_SHARE)
-            self._counts["evicted"] += index.evict(count, by_frequency=self.evict == "lfu")
-        rows = min(index.row_count + max(0, needed - index.free_count), self._row_limit)
+    def _add_chunks(self, rows: int) -> None:
+        """Add chunks until there is this number of rows."""
         while (capacity := sum(map(len, self.chunks))) < rows:
-            size = min(max(self.chunk_rows, capacity // 2), self._row_limit - capacity)
+            size = min(max(self.chunk_rows, capacity // 2), self._assignment.row_limit - capacity)
             self._set_chunks([*self._chunks(), self._another_chunk(size)])
-
-    def _start(self, batch: Batch) -> None:
-        """Give rows to the new ids of a batch, and set these rows to their initial values."""
-        new: NewRows = batch.assign(self._row_limit)
-        self._counts["admitted"] += len(new.rows)
-        self._counts["refused"] += batch.refused
-        if not len(new.rows):
-            return
-        write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
-        reused = new.rows[new.is_reused]
-        if self._attachment is not None and len(reused):
-            self._attachment.reset_rows(self._on_device(reused))
 
     def _initial_values(self, ids: Ids, seed: int) -> Tensor:
         library, values = (
@@ -304,29 +253,13 @@ class DynamicEmbedding(nn.Module):
             TypeError: If the time is not an integer.
             RuntimeError: If ids were seen before the first call, so that their times are numbers of lookups.
         """
-        if not isinstance(time, int | np.integer) or isinstance(time, bool):
-            raise TypeError(f"time must be an integer, got {time!r}")
-        if not -(1 << 62) < time < 1 << 62:
-            raise ValueError(f"time must fit into 62 bits, got {time}")
-        if not self._has_clock and self._index.time:
-            raise RuntimeError("call advance before the first lookup in training mode, or never")
-        is_first, self._has_clock = not self._has_clock, True
-        if is_first or time > self._index.time:
-            self._move_clock(int(time), is_first)
-
-    def _move_clock(self, time: int, is_first: bool = False) -> None:
-        self._index.time = time
-        if self.expire_after is None:
-            return
-        if is_first or time >= self._next_sweep:
-            self._counts["expired"] += self._index.expire(time - self.expire_after)
-            self._next_sweep = time + max(1, self.expire_after // SWEEPS)
+        self._assignment.advance(time)
 
     # Counters and memory -------------------------------------------------------------------------------------------
 
     def counters(self) -> Counters:
         """Return how many rows are in use, and how many ids were admitted, evicted, expired and refused."""
-        return Counters(len(self._index), **self._counts)
+        return self._assignment.counters()
 
     def memory(self) -> dict[str, int]:
         """Return the memory in bytes of the rows, of the index with its sketch, and of the optimizer state."""
@@ -346,13 +279,7 @@ class DynamicEmbedding(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the part of the state dict that is not the rows: the index, the clock and the counters."""
-        return {
-            "index": self._index.state_dict(),
-            "counts": dict(self._counts),
-            "has_clock": self._has_clock,
-            "next_sweep": self._next_sweep,
-            "seed": self.seed,
-        }
+        return {**self._assignment.state_dict(), "seed": self.seed}
 
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: `_load_from_state_dict` loads the index together with the chunks."""
@@ -380,15 +307,14 @@ class DynamicEmbedding(nn.Module):
         new = [self._another_chunk(size) for size in sizes[kept:]]
         if new or kept < len(self.chunks):
             self._set_chunks([*self._chunks()[:kept], *new])
-        self._index, self._counts = index, {name: int(extra["counts"][name]) for name in self._counts}
-        self._has_clock, self._next_sweep = bool(extra["has_clock"]), int(extra["next_sweep"])
+        self._assignment.load_state_dict(extra, index)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _read_state(self, state_dict: Mapping[str, Any], prefix: str) -> tuple[IdIndex, dict[str, Any], list[int]]:
         """Return the index, the extra state and the sizes of the chunks of a state dict."""
         extra = state_dict.get(f"{prefix}_extra_state")
-        if not isinstance(extra, dict) or not {"index", "counts", "has_clock", "next_sweep", "seed"} <= extra.keys():
-            raise ValueError("it has no index, so it is not the state dict of a DynamicEmbedding")
+        index = self._assignment.read_index(extra)  # type: ignore[arg-type]
+        assert isinstance(extra, dict)
         if extra["seed"] != self.seed:
             raise ValueError(f"its seed is {extra['seed']}, and this table has {self.seed}")
         sizes: list[int] = []
@@ -398,7 +324,6 @@ class DynamicEmbedding(nn.Module):
                     f"its rows have shape {tuple(chunk.shape[1:])}, and this table has {self.embedding_dim}"
                 )
             sizes.append(len(chunk))
-        index = self._index.loaded(extra["index"])
         if index.row_count > sum(sizes):
             raise ValueError(f"its index has {index.row_count} rows, and its chunks {sum(sizes)}")
         return index, extra, sizes

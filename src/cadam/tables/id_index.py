@@ -71,6 +71,8 @@ class IdIndex:
 
     def __init__(self, admit_after: int = 1, sketch_width: int = 1 << 20) -> None:
         package_library()
+        self._addresses: tuple[int, int] | None = None
+        """The addresses of the C structs of index and sketch; None if the structs have to be updated."""
         self._rows: Records = np.zeros(2, TABLE_ROW)
         self._slots = np.zeros(1 << _MIN_BITS, np.uint64)
         self._index: Records = np.zeros((), ID_INDEX)
@@ -119,28 +121,49 @@ class IdIndex:
         return self._find(ids, is_training=False)[0]
 
     def find_for_training(self, ids: Ids) -> Batch:
-        """Look ids up and record that their rows are used. Ids without a row remain for `Batch.admit`."""
+        """Look ids up and record that their rows are used. Ids without a row remain for `Batch.try_assign`."""
         rows, misses = self._find(ids, is_training=True)
         return Batch(self, ids, rows, misses)
+
+    def use(self, ids: Ids, rows: Words) -> Batch:
+        """Record that the rows of ids are used, which `find` returned.
+
+        Args:
+            ids: The ids.
+            rows: Their rows. The array is changed by this method and by the batch.
+        """
+        return Batch(self, ids, rows, int(package_library().c.cadam_index_use(self._address(), _data(rows), len(rows))))
 
     def _find(self, ids: Ids, is_training: bool) -> tuple[Words, int]:
         library, rows = package_library(), np.empty(len(ids), np.int64)
         misses = library.c.cadam_index_find(
-            self._address(), ids.ctypes.data, len(ids), rows.ctypes.data, is_training, library.parallel_for
+            self._address(), _data(ids), len(ids), _data(rows), is_training, library.parallel_for
         )
         return rows, int(misses)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without the addresses of the arrays."""
+        return {**self.__dict__, "_addresses": None}
+
     def _address(self) -> int:
         """Return the address of the C struct."""
-        self._index["slots"], self._index["rows"] = self._slots.ctypes.data, self._rows.ctypes.data
-        self._index["bits"] = len(self._slots).bit_length() - 1
-        return int(self._index.ctypes.data)
+        return (self._addresses or self._set_addresses())[0]
 
     def _sketch_address(self) -> int:
-        if not self._counters.size:
-            return 0
-        self._sketch["counters"] = self._counters.ctypes.data
-        return int(self._sketch.ctypes.data)
+        return (self._addresses or self._set_addresses())[1]
+
+    def _set_addresses(self) -> tuple[int, int]:
+        """Write the addresses of the arrays to the C structs, and return those of the structs."""
+        self._index["slots"], self._index["rows"] = _data(self._slots), self._rows.ctypes.data
+        self._index["bits"] = len(self._slots).bit_length() - 1
+        self._sketch["counters"] = _data(self._counters)
+        self._addresses = int(self._index.ctypes.data), int(self._sketch.ctypes.data) if self._counters.size else 0
+        return self._addresses
+
+    def items(self) -> tuple[Ids, Words]:
+        """Return all ids and their rows, ordered by row."""
+        rows = np.flatnonzero(self._rows["frequency"][: self.row_count])
+        return self._rows["id"][rows].copy(), rows
 
     # Released rows -------------------------------------------------------------------------------------------------
 
@@ -175,6 +198,7 @@ class IdIndex:
             rows: The number of rows.
             row_limit: The number of rows that will never be exceeded, so that no more are reserved in advance.
         """
+        self._addresses = None
         if rows > len(self._rows):
             # Nothing else refers to the memory of the records.
             self._rows.resize(max(rows, min(row_limit, len(self._rows) * 3 // 2)), refcheck=False)
@@ -218,7 +242,7 @@ class IdIndex:
         other._index["row_count"] = count
         for name, number in numbers.items():
             other._index[name] = number
-        other._slots = np.zeros(_slots_for(len(other)), np.uint64)
+        other._slots, other._addresses = np.zeros(_slots_for(len(other)), np.uint64), None
         row = package_library().c.cadam_index_build(other._address())
         if row != -1:
             raise ValueError(f"its records contradict each other at row {row}: the index is damaged")
@@ -230,30 +254,42 @@ class Batch:
 
     Attributes:
         rows: The row of each id, negative for ids whose row is not decided yet.
+        misses: The number of ids without a row at first.
         refused: The number of ids that have the shared row.
         new_count: The number of distinct ids that are to get a row.
     """
 
     def __init__(self, index: IdIndex, ids: Ids, rows: Words, misses: int) -> None:
-        self.rows, self.refused, self.new_count = rows, 0, 0
-        self._index, self._ids, self._misses = index, ids, misses
+        self.rows, self.misses, self.refused, self.new_count = rows, misses, 0, 0
+        self._index, self._ids = index, ids
 
-    def admit(self) -> int:
-        """Decide which ids without a row get one, and return the number of distinct ones."""
-        if not self._misses:
-            return 0
+    def try_assign(self, row_limit: int) -> NewRows | None:
+        """Decide which ids without a row get one, and give rows to them if nothing has to be evicted or allocated.
+
+        Args:
+            row_limit: The number of rows that may be used, including the shared row.
+
+        Returns:
+            The new rows, or None if there is no room for them. Then `assign` is to be called.
+        """
+        index, misses = self._index, self.misses
+        if not misses:
+            return NO_NEW_ROWS
         record = self._record = np.zeros((), ID_BATCH)
-        self._new_ids = np.empty(self._misses, np.uint64)
-        self._new_counts, self._new_rows = np.empty((2, self._misses), np.int64)
-        record["n"], record["misses"] = len(self._ids), self._misses
-        record["ids"], record["rows"] = self._ids.ctypes.data, self.rows.ctypes.data
-        record["new_ids"], record["new_counts"] = self._new_ids.ctypes.data, self._new_counts.ctypes.data
-        record["new_rows"] = self._new_rows.ctypes.data
-        failed = package_library().c.cadam_index_admit(self._index._sketch_address(), record.ctypes.data)
-        if failed == _NO_MEMORY:
+        self._new = np.empty((3, misses), np.int64)
+        address = _data(self._new)
+        record["n"], record["misses"] = len(self._ids), misses
+        record["ids"], record["rows"] = _data(self._ids), _data(self.rows)
+        record["new_ids"], record["new_counts"] = address, address + 8 * misses
+        record["new_rows"] = address + 16 * misses
+        first_unused = index.row_count
+        result = package_library().c.cadam_index_train(
+            index._address(), index._sketch_address(), record.ctypes.data, row_limit, len(index._rows)
+        )
+        if result == _NO_MEMORY:
             raise MemoryError(f"no memory for a batch of {len(self._ids):,} ids")
         self.new_count = int(record["new_count"])
-        return self.new_count
+        return None if result else self._new_rows(first_unused)
 
     def assign(self, row_limit: int) -> NewRows:
         """Give rows to the new ids. Those for which there is none get the shared row.
@@ -261,17 +297,29 @@ class Batch:
         Args:
             row_limit: The number of rows of the table, including the shared row.
         """
-        if not self._misses:
-            return NewRows(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, bool))
         index, first_unused = self._index, self._index.row_count
         row_count = max(first_unused, min(row_limit, first_unused + self.new_count - index.free_count))
         index.reserve(min(len(index) + self.new_count, row_count - 1), row_count, row_limit)
         package_library().c.cadam_index_assign(index._address(), self._record.ctypes.data, row_limit)
+        return self._new_rows(first_unused)
+
+    def _new_rows(self, first_unused: int) -> NewRows:
         self.refused = int(self._record["refused"])
-        ids, rows = self._new_ids[: self.new_count], self._new_rows[: self.new_count]
+        ids, rows = self._new[0, : self.new_count].view(np.uint64), self._new[2, : self.new_count]
         has_row = rows != SHARED_ROW
-        ids, rows = ids[has_row], rows[has_row]
+        if not has_row.all():
+            ids, rows = ids[has_row], rows[has_row]
         return NewRows(ids, rows, rows < first_unused)
+
+
+NO_NEW_ROWS = NewRows(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, bool))
+"""The result of a batch whose ids all have a row."""
+
+
+def _data(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of an array of plain numbers. The attribute `ctypes` takes several times as long."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _slots_for(ids: int) -> int:

@@ -137,7 +137,7 @@ def test_a_learner_and_load_model_name_the_checkpoint_whose_content_is_another_o
 )
 def test_a_header_that_describes_no_tree_is_damage(tree: str, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint-000000000001.safetensors"
-    metadata = {"format": checkpoint_files.FORMAT, "tree": tree, "sha256": checkpoint_files._hash(tree, {})}
+    metadata = {"format": checkpoint_files.FORMAT, "tree": tree, "sha256": checkpoint_files.hash_content(tree, {})}
     save_file({}, path, metadata)
     with pytest.raises(DamagedCheckpointError, match=path.name):
         read_tree(path)

@@ -49,19 +49,26 @@ def redis_stream(server: Server) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "storage", "is_tuned"),
+    ("kind", "model", "storage", "kinds", "is_tuned"),
     [
-        ("parquet", "", {}, False),
-        ("redis", "", {}, False),
-        ("parquet", "deepfm", {}, False),
-        ("parquet", "deepfm", {}, True),
-        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}, False),
-        ("parquet", "deepfm", {"moments": "int8"}, False),
+        ("parquet", "", {}, {}, False),
+        ("redis", "", {}, {}, False),
+        ("parquet", "deepfm", {}, {}, False),
+        ("parquet", "deepfm", {}, {}, True),
+        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}, {}, False),
+        ("parquet", "deepfm", {"moments": "int8"}, {}, False),
+        ("parquet", "deepfm", {}, {"user": "id:max=30,admit=2,expire=60s"}, False),
     ],
 )
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
-    kind: str, model: str, storage: dict[str, Any], is_tuned: bool, kills: int, tmp_path: Path
+    kind: str,
+    model: str,
+    storage: dict[str, Any],
+    kinds: dict[str, str],
+    is_tuned: bool,
+    kills: int,
+    tmp_path: Path,
 ) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:
@@ -77,6 +84,7 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
                 "OMP_NUM_THREADS": "1",
                 "ONLINE_MODEL": model,
                 "ONLINE_STORAGE": json.dumps(storage),
+                "ONLINE_KINDS": json.dumps(kinds),
                 "ONLINE_TUNED": str(int(is_tuned)),
             },
         )
@@ -95,6 +103,8 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
     assert len(whole["log"]) > 4
     assert (len(whole["candidates"]) > 0) == is_tuned
     assert int(whole["metrics"].get("learning_rate_switches", 0)) > 0 or not is_tuned
+    for name in kinds:
+        assert all(int(whole["metrics"][f"id_{count}/{name}"]) for count in ("rows", "admitted", "evicted", "expired"))
 
 
 class Full:

@@ -140,7 +140,7 @@ static int64_t count_sightings(id_sketch *s, uint64_t id, int64_t times)
 /* Collect the distinct ids of a batch that have no row, and decide which of them get one. Without a sketch, all of them do.
  * Writes new_ids, new_counts and new_count. The row of each occurrence becomes -1 - its number among the new ids, or 0.
  * Returns 0, or -2 if memory ran out; then nothing was changed. */
-EXPORT int64_t cadam_index_admit(id_sketch *sketch, id_batch *b)
+static int64_t admit(id_sketch *sketch, id_batch *b)
 {
     int64_t bits = 4;
     while (((int64_t)1 << bits) < 2 * b->misses)
@@ -188,6 +188,23 @@ EXPORT int64_t cadam_index_admit(id_sketch *sketch, id_batch *b)
     return 0;
 }
 
+/* Record that rows which a search without training found are used. The row of ids without one becomes -1. Returns their
+ * number. */
+EXPORT int64_t cadam_index_use(const id_index *x, int64_t *rows, int64_t n)
+{
+    int64_t misses = 0;
+    for (int64_t i = 0; i < n; i++) {
+        __builtin_prefetch(&x->rows[rows[i + IDS_AHEAD < n ? i + IDS_AHEAD : n - 1]], 1);
+        if (rows[i]) {
+            use_row(x, &x->rows[rows[i]]);
+        } else {
+            rows[i] = -1;
+            misses++;
+        }
+    }
+    return misses;
+}
+
 /* Give rows to the new ids of a batch: free ones first, then unused ones below `row_limit`. The index must have empty slots
  * for all new ids. Writes the rows of all occurrences and the number of those that have row 0. */
 EXPORT void cadam_index_assign(id_index *x, id_batch *b, int64_t row_limit)
@@ -216,6 +233,22 @@ EXPORT void cadam_index_assign(id_index *x, id_batch *b, int64_t row_limit)
             b->rows[i] = b->new_rows[-1 - b->rows[i]];
         b->refused += b->rows[i] == 0;
     }
+}
+
+/* Decide which ids of a batch get rows, and give rows to them if there is room: below `row_limit`, in `record_count` records
+ * and in the slots. Returns 0 when done, 1 if there is no room for the new ids, which cadam_index_assign then handles, or -2
+ * if memory ran out; then nothing was changed. */
+EXPORT int64_t cadam_index_train(id_index *x, id_sketch *sketch, id_batch *b, int64_t row_limit, int64_t record_count)
+{
+    const int64_t failed = admit(sketch, b);
+    if (failed)
+        return failed;
+    const int64_t unused = b->new_count - x->free_count, rows = x->row_count + (unused > 0 ? unused : 0);
+    const int64_t ids = x->row_count - 1 - x->free_count + b->new_count;
+    if (rows > row_limit || rows > record_count || 4 * ids > (int64_t)3 << x->bits)
+        return 1;
+    cadam_index_assign(x, b, row_limit);
+    return 0;
 }
 
 /* Released rows ----------------------------------------------------------------------------------------------- */
@@ -353,6 +386,13 @@ EXPORT int64_t cadam_index_build(id_index *x)
         x->slots[at] = tag << 32 | (uint64_t)row;
     }
     return free_rows == x->free_count ? -1 : 0;
+}
+
+/* Set n rows of a table, `bytes` each, to the values of the row `shared`; the numbers of the rows are relative to it. */
+EXPORT void cadam_copy_row(char *table, int64_t bytes, int64_t shared, const int64_t *rows, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy(table + (shared + rows[i]) * bytes, table + shared * bytes, (size_t)bytes);
 }
 
 /* Ids and values ---------------------------------------------------------------------------------------------- */

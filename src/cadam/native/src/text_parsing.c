@@ -269,12 +269,13 @@ static int read_usual_integer(text *s, int64_t size, int64_t *out)
     return read_integer(s, whole, out);
 }
 
-/* Hash a value to one of `buckets` buckets: an integer by its value, so that "5" and 5 share a bucket, else the text. */
+/* Hash a value to one of `buckets` buckets: an integer by its value, so that "5" and 5 share a bucket, else the text. With 0
+ * buckets the result is an id: an integer itself, or the hash of a text, which is never the smallest integer. */
 static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, int64_t *out)
 {
     int64_t whole = read_boolean(s, size);
     if (whole >= 0 || read_usual_integer(s, size, &whole)) {
-        *out = (int64_t)(mix_splitmix64((uint64_t)whole) % buckets);
+        *out = buckets ? (int64_t)(mix_splitmix64((uint64_t)whole) % buckets) : whole;
         return 1;
     }
     if (!may_be_text || size > LONGEST_TEXT || !is_utf8(s, size))
@@ -285,7 +286,8 @@ static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, i
     /* The caller decides whether a text of many digits is an integer that fits into 64 bits. */
     if (size > 15 && (digits == size || s[digits] == '.'))
         return 0;
-    *out = (int64_t)(mix_splitmix64(fnv1a(s, size)) % buckets);
+    const uint64_t hash = mix_splitmix64(fnv1a(s, size));
+    *out = (int64_t)(buckets ? hash % buckets : hash + (hash == (uint64_t)1 << 63));
     return 1;
 }
 

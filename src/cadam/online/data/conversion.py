@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .events import Array
-from .kind import HOURS, UNITS, WEEKDAYS, Kind
+from .kind import HOURS, MISSING_ID, UNITS, WEEKDAYS, Kind
 from .text_columns import DictionaryColumn, ParseAs, TextColumn, UnreadableValue
 
 Values = Sequence[Any] | Array | TextColumn | DictionaryColumn
@@ -38,8 +38,11 @@ _ELEMENT_WITH_COMMA = re.compile(r"[^\s|;\[\]{}()\"']+")
 _WORD = re.compile(r"\w+")
 """A word of a text of the kind `words`."""
 _SWAPPED = str.maketrans(".,", ",.")
+HASHED = ("hash", "id")
+"""The kinds that accept integers and texts."""
 _PARSE_AS = {
     "hash": ParseAs.HASH,
+    "id": ParseAs.HASH,
     "category": ParseAs.INTEGER,
     "integer": ParseAs.INTEGER,
     "number": ParseAs.NUMBER,
@@ -89,7 +92,7 @@ def convert(values: Values, kind: Kind, text: bool = False) -> Converted:
         converted = _convert_array(values, kind)
     else:
         values = list(values)
-        if kind.name == "hash" and any(issubclass(type_, str) for type_ in set(map(type, values))):
+        if kind.name in HASHED and any(issubclass(type_, str) for type_ in set(map(type, values))):
             has_comma = text and kind.decimal == ","
             values = [_integer_of_text(value, has_comma) for value in values]
         converted = _convert_plain_list(values, kind)
@@ -103,21 +106,21 @@ def _convert_with_compiled_code(values: TextColumn, kind: Kind, text: bool) -> C
     """Convert plain values with compiled code and the others in Python; None if there is no compiled code for it."""
     if kind.name not in _PARSE_AS or kind.length or kind.time_format:
         return None
-    size = kind.size - kind.optional
+    size = 0 if kind.name == "id" else kind.size - kind.optional
     has_comma = text and kind.decimal == ","
     # Numbers get a decimal point for the compiled code. Values that it cannot parse are read below in their own form.
-    source = values.swap_points_and_commas() if has_comma and kind.name != "hash" else values
+    source = values.swap_points_and_commas() if has_comma and kind.name not in HASHED else values
     if (parsed := source.parse(_PARSE_AS[kind.name], size, kind.accepts_booleans)) is None:
         return None
     array, is_valid = parsed
-    if has_comma and kind.name == "hash":
+    if has_comma and kind.name in HASHED:
         is_valid &= ~values.contains(".,")
     if kind.name == "number":
         is_valid &= np.abs(array) <= MAX_NUMBER
     elif kind.name == "category":
         is_valid &= (array >= 0) & (array < size)
     array = array.astype(kind.dtype, copy=False)
-    if kind.optional and kind.name != "number":
+    if kind.optional and kind.name not in ("number", "id"):
         array += 1
     if is_valid.all():
         return array, {}
@@ -145,12 +148,14 @@ def _convert_array(values: Array, kind: Kind) -> Converted | None:
         floats = values.astype(np.float64)
         is_valid = np.isfinite(floats) if kind.name == "time" else np.abs(floats) <= MAX_NUMBER
         return (floats.astype(kind.dtype), {}) if is_valid.all() else None
-    if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
+    if kind.name in ("integer", "category", *HASHED) and values.dtype.kind in "iu":
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None
         if kind.name == "category" and len(values) and (values.min() < 0 or values.max() >= kind.size):
             return None
         integers = values.astype(np.int64, copy=False)
+        if kind.name == "id" and (integers == MISSING_ID).any():
+            return None
         return (hash_integers(integers, kind.size) if kind.name == "hash" else integers), {}
     return None
 
@@ -172,7 +177,8 @@ def _convert_one_by_one(values: Values, kind: Kind, text: bool) -> Converted:
 
 def _convert_optional(values: Values, kind: Kind, text: bool) -> Converted:
     """Convert values that may be missing; nan counts as missing."""
-    required = replace(kind, optional=False, size=max(kind.size - 1, 0))
+    has_offset = kind.name not in ("number", "id")
+    required = replace(kind, optional=False, size=kind.size - 1 if has_offset and kind.size else kind.size)
     if isinstance(values, np.ndarray):
         missing = values != values
     else:
@@ -186,9 +192,10 @@ def _convert_optional(values: Values, kind: Kind, text: bool) -> Converted:
             pairs = zip(values, missing.tolist(), strict=True)
             values = [present if is_missing else value for value, is_missing in pairs]
     array, problems = convert(values, required, text)
-    if kind.name != "number":
+    if has_offset:
         array = array + 1
-    array[missing] = np.nan if kind.name == "number" else 0
+    if missing.any():
+        array[missing] = {"number": np.nan, "id": MISSING_ID}.get(kind.name, 0)
     return array, {row: problem for row, problem in problems.items() if not missing[row]}
 
 
@@ -283,7 +290,7 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         raise RejectedError(value.reason)
     if kind.time_format:
         return _parse_timestamp(value, kind.time_format)
-    if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
+    if kind.name == "text" or (kind.name in HASHED and isinstance(value, str)):
         return _convert_text(value, kind)
     if isinstance(value, str):
         if not text:
@@ -292,7 +299,7 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         value = _parse_number(BOOLEANS.get(value, value) if kind.accepts_booleans else value, kind)
     if kind.is_float:
         return _convert_number(value, kind)
-    if isinstance(value, bool) and kind.name in ("category", "hash"):
+    if isinstance(value, bool) and kind.name in ("category", *HASHED):
         value = int(value)
     if isinstance(value, float):
         if not value.is_integer():
@@ -304,8 +311,8 @@ def _convert_value(value: Any, kind: Kind, text: bool) -> Any:
         raise RejectedError(f"{reprlib.repr(value)[:40]} has the type {type(value).__name__} and is not an integer")
     if kind.name == "category" and not 0 <= value < kind.size:
         raise RejectedError(f"{reprlib.repr(value)} is not from 0 to {kind.size - 1}")
-    if not _fits_int64(value):
-        if kind.name == "hash":
+    if not _fits_int64(value) or (kind.name == "id" and value == MISSING_ID):
+        if kind.name in HASHED:
             return _convert_text(value, kind)
         raise RejectedError("the integer is not from -2^63 to 2^63 - 1; for such ids, write NAME:text in the schema")
     return int(hash_integers(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
@@ -356,6 +363,8 @@ def _convert_text(value: Any, kind: Kind) -> Any:
         encoded = value.encode()
     except UnicodeEncodeError:
         raise RejectedError("the text contains half a surrogate pair, which is not valid Unicode") from None
+    if kind.name == "id":
+        return hash_id(encoded)
     return value if kind.name == "text" else hash_text(encoded, kind.size)
 
 
@@ -396,7 +405,17 @@ def hash_text(text: bytes, buckets: int) -> int:
 
     The finalizer is needed because the low bits of FNV-1a depend only on the low bits of the text's bytes.
     """
-    return int(mix_splitmix64(np.array([fnv1a(text)], np.uint64))[0] % np.uint64(buckets))
+    return int(_hash64(text) % np.uint64(buckets))
+
+
+def hash_id(text: bytes) -> int:
+    """Hash the UTF-8 encoding of a text to an id of 64 bits with a sign, which is never `MISSING_ID`."""
+    return max(int(_hash64(text).astype(np.int64)), MISSING_ID + 1)
+
+
+def _hash64(text: bytes) -> np.uint64:
+    hashed: np.uint64 = mix_splitmix64(np.array([fnv1a(text)], np.uint64))[0]
+    return hashed
 
 
 def fnv1a(data: bytes) -> int:

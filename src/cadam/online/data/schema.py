@@ -156,8 +156,8 @@ class Schema:
             kinds[name] = replace(Kind.parse(text), decimal=self.decimal)
             if kinds[name].name in ("integer", "text"):
                 raise ValueError(
-                    f"feature {name!r} has the kind {text!r}, but features are number, category:N, hash:N, words:N[K] "
-                    "or clock"
+                    f"feature {name!r} has the kind {text!r}, but features are number, category:N, hash:N, id, "
+                    "words:N[K] or clock"
                 )
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "target", replace(Target.parse(self.label), decimal=self.decimal))
@@ -257,6 +257,15 @@ class Schema:
         """Return the names of all columns that the schema uses."""
         role_columns = [name for name, _ in self.roles.values()]
         return list(dict.fromkeys([*self.features, self.target.column, *role_columns]))
+
+    def check_expiry(self) -> None:
+        """Raise ValueError if ids expire by time and the schema has no time."""
+        for name, kind in self.kinds.items():
+            if kind.id_options is not None and kind.id_options.expires_by_time and self.time is None:
+                raise ValueError(
+                    f"the ids of {name!r} expire after a duration ({kind}), but the schema has no time: give the "
+                    "column of the time, or a number of events, as in expire=1e6"
+                )
 
     def missing_markers(self, column: str) -> Sequence[str]:
         """Return the texts that stand for a missing value in a column of CSV, except the empty text."""

@@ -63,6 +63,8 @@ class CompiledInputs:
         }
         self._arrays = {name: np.array(values, np.int64) for name, values in arrays.items()}
         self.has_lists = bool(inputs.id_lists)
+        self.first_entries = [sum(lengths[:number]) for number in range(len(id_features))]
+        """The first entry of each feature with ids."""
         self.entries = sum(lengths[: len(id_features)])
         self.numbers = len(inputs.bin_starts)
         self.layer = np.zeros((), INPUT_LAYER)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data.schema import Schema
 from .compiled_inputs import compiled_inputs
+from .id_features import IdFeatures
 
 EMBEDDING_STD = 0.05
 """The standard deviation of the initial embeddings."""
@@ -145,10 +146,10 @@ def cast_features(features: Mapping[str, Tensor], dtype: torch.dtype) -> dict[st
 class Inputs(nn.Module):
     """Converts the features of a schema to embeddings, one per field, and to a linear term per event.
 
-    All categories and hashes are rows of one table with sparse gradients. A list is one field: the mean of its entries.
-    So are the words of a text, and a time: the mean of its hour and its day of the week. A number is a field too:
-    x v + u, where x is the normalized number, the vector v belongs to the feature, and u to the bin of x, or to the bin
-    of missing numbers.
+    All categories, hashes and ids are rows of one table with sparse gradients; `ids` gives rows to ids. A list is one
+    field: the mean of its entries. So are the words of a text, and a time: the mean of its hour and its day of the
+    week. A number is a field too: x v + u, where x is the normalized number, the vector v belongs to the feature, and u
+    to the bin of x, or to the bin of missing numbers.
 
     Args:
         schema: the features.
@@ -194,9 +195,17 @@ class Inputs(nn.Module):
         self.linear = nn.Embedding(rows, 1, sparse=True, _weight=torch.zeros(rows, 1)) if linear else None
         self.slopes = nn.Parameter(torch.zeros(number_count)) if linear and number_count else None
         self.has_pairs = has_pairs
+        self.ids: nn.Module | None = None
+        """Replaces ids by rows, if there are features of the kind `id`."""
+        id_kinds = {name: kinds[name] for name in self.row_ranges if kinds[name].id_options is not None}
+        if id_kinds:
+            tables = [table for table in (self.table, self.linear) if table is not None]
+            self.ids = IdFeatures(id_kinds, {name: start for name, (start, _) in self.row_ranges.items()}, tables)
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return embeddings (batch, fields, width) and the sum of the other terms of the score (batch,)."""
+        if self.ids is not None:
+            features = self.ids(features)
         if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
             compiled = compiled_inputs(self, KERNEL_CONSTANTS)
             outputs = None if isinstance(compiled, str) else compiled(self, features)

@@ -52,6 +52,12 @@ GAUGES: Mapping[str, str] = {
     "learning_rate": "learning rate that is in use, if it is tuned",
     "learning_rate_switches": "changes of the learning rate since the stream began",
     "learning_rate_candidates": "models that learn at different learning rates at the moment",
+    "id_rows": "ids that have a row",
+    "id_admitted": "times that an id got a row, since the stream began",
+    "id_evicted": "times that an id lost its row because all rows were in use, since the stream began",
+    "id_expired": "times that an id lost its row because it was not seen for long, since the stream began",
+    "id_refused": "trained ids without a row, since the stream began",
+    "id_collisions_avoided": "ids that would be expected to share a row in a hashed table with as many rows",
     "events_a_second": "events per second since the process started or resumed",
     "lag_in_seconds": "seconds from the newest event to its processing; NaN if the stream is not live",
     "backlog": "messages that the source has not read yet",
@@ -108,7 +114,8 @@ def families(learner: Learner, values: Mapping[str, float] | None = None) -> lis
         name, _, rest = key.partition("/")
         if key == "events/total":
             continue  # the number of labeled events, which is also reported as `labeled`
-        label = "parameter" if name.startswith("alignment") else "feature" if name == "drift_feature" else "scope"
+        is_feature = name == "drift_feature" or name.startswith("id_")
+        label = "parameter" if name.startswith("alignment") else "feature" if is_feature else "scope"
         text = rest if label == "parameter" else printable(rest)  # names of parameters are those of the model's code
         gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: text} if rest else {}, value)
     return [*counters, *gauges.values()]

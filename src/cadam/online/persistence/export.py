@@ -19,10 +19,12 @@ from ...printable import printable
 from ..data.events import Array, Batch
 from ..data.schema import Schema
 from ..data.validation import check_arguments
+from ..models.frozen_ids import frozen_ids
 from ..models.inputs import cast_features, feature_dtype
 from ..models.model_file import UsageError
 from ..run_config import MODEL_FILE, SCHEMA_FILE, model_builder, read_ready_made_model
 from .checkpoints import read_newest
+from .deltas import DeltaError, apply_to_weights, check_base, read_delta, version_of
 
 logger = logging.getLogger("cadam.online")
 
@@ -56,6 +58,8 @@ class LoadedModel:
     """The checkpoint that was loaded."""
     events: int
     """The number of events that the learner had seen when it wrote the checkpoint."""
+    _versions: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The version of the weights, once it is known."""
     _logged_reasons: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     """The reason of the first rejected event, once it was logged."""
 
@@ -63,6 +67,48 @@ class LoadedModel:
     def device(self) -> torch.device:
         """The device that the model is on."""
         return next((param.device for param in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def version(self) -> str:
+        """The version of the weights: a hash of their values."""
+        if not self._versions:
+            self._versions.append(version_of(self.model.state_dict()))
+        return self._versions[0]
+
+    def apply_delta(self, path: Path | str) -> LoadedModel:
+        """Update the weights of this model with a delta, which `cadam export --since` has written.
+
+        The model is changed in place, so it must not predict at the same time.
+
+        Args:
+            path: the delta.
+
+        Returns:
+            The updated model, which shares the weights with this one.
+
+        Raises:
+            DeltaError: if the delta is damaged or incomplete, or does not start from the version of this model. Nothing
+                has changed then.
+        """
+        delta = read_delta(path)
+        check_base(delta, self.version, path)
+        state = self.model.state_dict()
+        changed = apply_to_weights(state, delta)
+        resized = {name for name, value in changed.items() if value.shape != state[name].shape}
+        stored = {*dict(self.model.named_parameters()), *dict(self.model.named_buffers())}
+        if resized & stored:
+            raise DeltaError(f"{path} has other shapes of {', '.join(sorted(resized & stored))}; nothing was changed")
+        others = {name: changed.get(name, value) for name, value in state.items() if name not in stored}
+        try:
+            self.model.load_state_dict(others, strict=False)
+        except RuntimeError as error:
+            raise DeltaError(f"{path} does not fit the model: {error}") from error
+        for name in changed.keys() & stored:
+            state[name].copy_(changed[name])
+        updated = replace(self, events=int(delta["events"]))
+        updated._versions.append(delta["version"])
+        self._versions.clear()
+        return updated
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
         """Encode raw events as features of the model. Label, id, user and time are ignored.
@@ -213,7 +259,8 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     examples = {name: _example(kind).to(loaded.device) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
     try:
-        program = _trace(ScoringModel(loaded.model).eval(), examples, shapes)
+        with frozen_ids(loaded.model):
+            program = _trace(ScoringModel(loaded.model).eval(), examples, shapes)
     except Exception as error:  # tracing runs the code of the model, which may raise anything
         raise RuntimeError(
             f"torch.export does not support this model ({type(error).__name__}: {str(error).splitlines()[0]}); "

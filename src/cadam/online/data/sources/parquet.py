@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion import Values
+from ..conversion import HASHED, Values
 from ..events import Array, Batch, Rejected
 from ..kind import UNITS
 from ..schema import MAX_REJECTED_TEXT, Schema
@@ -70,7 +70,7 @@ class ParquetSource(Source):
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
-        self._hashed = {name for name, kind in schema.kinds.items() if kind.name == "hash" and not kind.length}
+        self._hashed = {name for name, kind in schema.kinds.items() if kind.name in HASHED and not kind.length}
         self.queue: list[str] = []
         """The files that are not finished yet; the first one is being read."""
         self.done: dict[str, list[Any] | None] = {}
