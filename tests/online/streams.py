@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cadam import CAdam
 from cadam.online import CheckpointOptions, Events, LabelOptions, Learner, LogOptions, Schema, Source
+from cadam.online.training_step import TrainingStep
 
 USERS, ITEMS = 50, 20
 FIELDS = {
@@ -125,7 +126,7 @@ class Replayed(Source):
         self.position = state["position"]
 
 
-def weights(learner: Learner) -> list[bytes]:
+def weights(learner: Learner | TrainingStep) -> list[bytes]:
     """The bytes of all tensors of model and optimizer."""
     state = learner.optimizer.state_dict()["state"]
     tensors = [*learner.model.state_dict().values(), *(t for s in state.values() for t in s.values())]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..optim.optimizer import Optimizer
 from .data.events import FEATURE_PREFIX, Array, Columns, select_features
 from .models.compiled_inputs import HOOKS
+from .models.id_features import IdFeatures
 from .models.mode import has_only_known_code
 from .training_step import Loss, TrainingStep, set_mode
 
@@ -254,6 +255,8 @@ def _find_unsupported(step: GraphStep) -> str | None:
         return "the optimizer is differentiable"
     if not step.has_single_pass:
         return "scores and gradients need different forward passes, see same_in_training"
+    if any(isinstance(module, IdFeatures) for module in step.model.modules()):
+        return "features of the kind id get their rows on the host"
     devices = {tensor.device for tensor in (*step.model.parameters(), *step.model.buffers())}
     if len(devices) != 1:
         return "the model is on several devices"
