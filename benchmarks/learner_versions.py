@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("trees", type=Path, nargs="*", metavar="TREE", help="two checkouts: before and after")
     parser.add_argument("--events", type=int, default=100_000, metavar="N", help="events per run (default: 100000)")
     parser.add_argument("--events-before", type=int, metavar="N", help="events per run of the first version")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="the clicks, which are written if there is no file")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each version (default: 5)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside them (default: 0)")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
@@ -98,10 +99,11 @@ def main() -> None:
         parser.error("give two checkouts: before and after")
     counts = [options.events_before or options.events, options.events]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "clicks.parquet"
+        path = options.data or Path(folder) / "clicks.parquet"
         from click_stream import write_clicks
 
-        write_clicks(path, options.events)
+        if not path.exists():
+            write_clicks(path, options.events)
         workers = [start_worker(tree, path) for tree in options.trees]
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
         try:
