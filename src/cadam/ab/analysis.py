@@ -352,7 +352,7 @@ class Analysis:
         by_period = [
             100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
         ]
-        more_events, more_seeds = pair.estimate_more(part.stop - part.start) if kind == "inconclusive" else (None, None)
+        more_events, more_seeds = pair.estimate_more() if kind == "inconclusive" else (None, None)
         users, users_ahead = self._over_users(arm, part, base.metrics["log_loss"])
         over_seeds = pair.over_seeds
         return PairResult(
@@ -364,6 +364,12 @@ class Analysis:
             over_time=pair.over_time,
             over_seeds=over_seeds,
             seed_confidence=pair.seed_confidence,
+            recent_over_time=pair.recent_over_time,
+            recent_over_seeds=pair.recent_over_seeds,
+            recent_from=pair.recent_from,
+            change=pair.change,
+            is_fading=pair.is_fading,
+            unconfirmed=pair.judgment if kind == "inconclusive" != pair.judgment else None,
             is_conflicting=pair.is_conflicting,
             is_same=is_same,
             decided_at=pair.decided_at,
