@@ -132,7 +132,11 @@ def write_stream(path: Path, kind: str, events: int, seed: int = 0) -> None:
         seed: The seed.
     """
     columns = KINDS[kind](np.random.default_rng(seed), events)
-    formats = ["%d" if values.dtype.kind == "i" else "%.4f" for values in columns.values()]
+    # Integers of many values are taken for numbers, so the categories of "clicks" are texts.
+    formats = [
+        f"{name}-%d" if name[0] == "c" and name != "click" else "%d" if values.dtype.kind == "i" else "%.4f"
+        for name, values in columns.items()
+    ]
     rows = np.stack(list(columns.values()), 1)
     np.savetxt(path, rows, fmt=formats, delimiter=",", header=",".join(columns), comments="")
 
@@ -143,20 +147,25 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--events", type=int, default=60_000)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    options, more = parser.parse_known_args()
+    options, ab_options = parser.parse_known_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    print("| stream | verdict | difference | in hindsight | events | seconds |\n| --- | --- | --- | --- | --- | --- |")
+    print("| stream | verdict | difference | in the recent part | in hindsight | events | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for kind in options.kinds.split(","):
         path = options.folder / f"{kind}-{options.events}.csv"
         write_stream(path, kind, options.events)
-        command = [sys.executable, "-m", "cadam", "ab", str(path), "--label", "click", "--json", *more]
+        command = [sys.executable, "-m", "cadam", "ab", str(path), "--label", "click", "--json", *ab_options]
         command += ["--cache", str(options.folder / "cache"), "--output", str(path.with_suffix(".html"))]
         start = time.monotonic()
         result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         for pair, verdict in zip(result["pairs"], result["verdicts"], strict=True):
+            more = "" if pair["more_events"] is None else f", {pair['more_events']:,} more events"
+            more += "" if pair["more_seeds"] is None else f", {pair['more_seeds']} seeds"
+            recent = pair["recent_over_time"]["mean"]
             print(
-                f"| {kind}, {pair['arm']} | {verdict['action']} | {pair['difference']:+.2f}% | "
-                f"{pair['in_hindsight']:+.2f}% | {result['processed_events']:,} | {time.monotonic() - start:.0f} |",
+                f"| {kind}, {pair['arm']} | {verdict['action']}{more} | {pair['difference']:+.2f}% | "
+                f"{'' if recent is None else f'{recent:+.2f}%'} | {pair['in_hindsight']:+.2f}% | "
+                f"{result['processed_events']:,} | {time.monotonic() - start:.0f} |",
                 flush=True,
             )
 

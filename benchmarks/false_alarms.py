@@ -2,17 +2,19 @@
 
 Differences of the log loss under paired seeds are simulated, batch by batch. With equal arms the difference of each
 seed has mean 0, but is not 0: it has a part that stays, a random walk (drift), a season, effects of users, and noise
-with bursts, in part common to all seeds. The verdict is looked at after every batch, and any verdict other than
-"inconclusive" or "equivalent" at any moment counts as wrong.
+with bursts, in part common to all seeds. "Head start" has a lead that fades, on which nobody should act. The verdict is
+looked at after every batch, and any verdict other than "inconclusive" or "equivalent" at any moment counts as wrong.
 
-    python benchmarks/false_alarms.py [--comparisons 400]
+    python benchmarks/false_alarms.py [--comparisons 400] [--processes 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -104,11 +106,31 @@ def first_verdict(differences: Array, matters: float = 0.1) -> tuple[str, int]:
     return "inconclusive", differences.shape[1]
 
 
-def count_wrong(name: str, comparisons: int, seed: int = 0, batches: int = BATCHES) -> int:
+def judge_simulated(name: str, effect: float, number: int, batches: int = BATCHES) -> tuple[str, int]:
+    """Return the first verdict about one simulated comparison, and the number of batches until then.
+
+    Args:
+        name: The kind of stream, one of `STREAMS`.
+        effect: The true difference in favor of the arm, in percent of the log loss.
+        number: The number of the comparison, which is its seed.
+        batches: The number of batches.
+    """
+    random = np.random.default_rng([number, list(STREAMS).index(name)])
+    return first_verdict(simulate(random, batches=batches, **STREAMS[name]) - effect / 100 * LOSS)
+
+
+def count_wrong(name: str, comparisons: int, batches: int = BATCHES, processes: int = 1) -> int:
     """Return how many of the comparisons of equal arms get a wrong verdict, if one looks after every batch."""
-    random = np.random.default_rng([seed, list(STREAMS).index(name)])
-    kinds = [first_verdict(simulate(random, batches=batches, **STREAMS[name]))[0] for _ in range(comparisons)]
-    return sum(kind in ("better", "worse") for kind in kinds)
+    verdicts = in_processes(partial(judge_simulated, name, 0.0, batches=batches), comparisons, processes)
+    return sum(kind in ("better", "worse") for kind, _ in verdicts)
+
+
+def in_processes(trial: Callable[[int], tuple[str, int]], count: int, processes: int) -> list[tuple[str, int]]:
+    """Return the results of trials number 0, 1, ..., computed in some processes."""
+    if processes == 1:
+        return [trial(number) for number in range(count)]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(trial, range(count), chunksize=4))
 
 
 def upper_bound(count: int, total: int) -> float:
@@ -122,18 +144,19 @@ def main() -> None:
     """Print the error rates and the power."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--comparisons", type=int, default=400)
-    count = parser.parse_args().comparisons
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    count, processes = options.comparisons, options.processes
     print("| stream | wrong verdicts | upper 95% bound |\n| --- | --- | --- |")
     for name in STREAMS:
-        wrong = count_wrong(name, count)
+        wrong = count_wrong(name, count, processes=processes)
         print(f"| {name} | {wrong} of {count} ({wrong / count:.1%}) | {upper_bound(wrong, count):.1%} |", flush=True)
     print(
         "\n| true difference | right verdicts | wrong verdicts | events until then, median |\n| --- | --- | --- | --- |"
     )
     for effect in EFFECTS:
-        random = np.random.default_rng(0)
         trials = max(20, count // 4)
-        verdicts = [first_verdict(simulate(random) - effect / 100 * LOSS) for _ in range(trials)]
+        verdicts = in_processes(partial(judge_simulated, "all effects", effect), trials, processes)
         right = [batches for kind, batches in verdicts if kind == "better"]
         wrong = sum(kind == "worse" for kind, _ in verdicts)
         events = f"{BATCH_SIZE * int(np.median(right)):,}" if right else ""

@@ -34,7 +34,11 @@ class Scores:
 
 
 def make_analysis(
-    quality: dict[tuple[str, float], tuple[float, float]], lag: int = 0, seeds: int = 3, **fields: Any
+    quality: dict[tuple[str, float], tuple[float, float]],
+    lag: int = 0,
+    seeds: int = 3,
+    weights: np.ndarray | None = None,
+    **fields: Any,
 ) -> Analysis:
     """Return an analysis of arms whose scores have a signal, one for each half of the stream, by arm and rate."""
     random = np.random.default_rng(0)
@@ -51,7 +55,7 @@ def make_analysis(
     grid = fields.pop("grid", tuple(sorted({lr for _, lr in quality})))
     study = Study("data", arms, "model", BATCH, grid, seeds, **fields)
     ends = np.minimum(BATCH * np.arange(1, BATCHES + 2), count)
-    judged = JudgedEvents(labels, np.arange(count) % 50, ends, lag)
+    judged = JudgedEvents(labels, np.arange(count) % 50, np.ones(count) if weights is None else weights, ends, lag)
     return Analysis(study, judged, Scores(by_run))  # type: ignore[arg-type]
 
 
@@ -69,6 +73,23 @@ def test_an_arm_predicts_with_the_rate_that_was_best_so_far() -> None:
         losses = {lr: float(analysis._losses[Run("A", lr, 0)][number]) for lr in (0.01, 0.1)}
         assert state.losses[number] == losses[state.leaders[number]]
         selector.update(losses, BATCH)
+
+
+def test_the_loss_is_the_weighted_mean_over_events() -> None:
+    weights = np.where(np.arange(BATCH * BATCHES) % 4 == 0, 4.0, 0.0)
+    analysis = make_analysis({("A", 0.01): (1.0, 1.0), ("B", 0.01): (0.5, 0.5)}, weights=weights)
+    analysis.update(BATCHES)
+    result = analysis.result()
+    assert result.warm_up is not None
+    part = slice(result.warm_up, BATCH * BATCHES)
+    has_weight, labels = weights[part] > 0, analysis.judged.labels[part]
+    for arm in result.arms:
+        losses = [log_losses(analysis.scores(arm.name, seed, part), labels)[has_weight].mean() for seed in range(3)]
+        assert arm.metrics["log_loss"] == pytest.approx(np.mean(losses))
+    assert result.best_constant == pytest.approx(constant_loss(float(labels[has_weight].mean())))
+    (pair,) = result.pairs
+    own, base = (arm.metrics["log_loss"] for arm in reversed(result.arms))
+    assert pair.difference == pytest.approx(100 * (own / base - 1))
 
 
 def test_with_late_labels_only_known_losses_count() -> None:

@@ -76,7 +76,9 @@ def test_a_clear_difference_stops_early_and_full_continues(
 ) -> None:
     monkeypatch.setattr("cadam.ab.study.FIRST_SEGMENT", 2000)
     monkeypatch.setattr("cadam.ab.study.SEGMENT_GROWTH", 1.1)
-    arguments = ab_command(folder, "--arms", "sgdm,adam", "--lr", "0.01", "--json", "--seeds", "4")
+    arguments = ab_command(
+        folder, "--arms", "sgdm,adam", "--lr", "0.01", "--json", "--seeds", "4", "--batch-size", "10"
+    )
     assert main(arguments) == 0
     stopped = json.loads(capsys.readouterr().out)
     assert verdict(json.dumps(stopped))["action"] == "switch"

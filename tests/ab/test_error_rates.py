@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import false_alarms
 
 from cadam.ab.analysis import Analysis
 from cadam.ab.comparison import compare
-from cadam.ab.runner import StudyRunner
+from cadam.ab.runner import StudyRunner, count_cores
 from cadam.ab.study import Run
 from tests.ab.helpers import encode, make_study
 
-SIMULATION = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "false_alarms.py"))
-
 
 def test_equal_arms_rarely_get_a_verdict_after_any_batch() -> None:
-    wrong = sum(SIMULATION["count_wrong"](name, 6, batches=300) for name in SIMULATION["STREAMS"])
+    wrong = sum(false_alarms.count_wrong(name, 6, batches=300) for name in false_alarms.STREAMS)
     assert wrong <= 5, "of 36 comparisons; 5% would be 2"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIMULATION["STREAMS"])
+@pytest.mark.parametrize("name", false_alarms.STREAMS)
 def test_the_error_rate_of_400_comparisons_is_at_most_5_percent(name: str) -> None:
-    wrong = SIMULATION["count_wrong"](name, 400)
-    assert SIMULATION["upper_bound"](wrong, 400) <= 0.08
+    wrong = false_alarms.count_wrong(name, 400, processes=count_cores())
+    assert false_alarms.upper_bound(wrong, 400) <= 0.08
 
 
 def test_a_known_difference_is_found() -> None:
     random = np.random.default_rng(0)
-    kinds = [SIMULATION["first_verdict"](SIMULATION["simulate"](random, batches=600) - 0.0045)[0] for _ in range(10)]
+    kinds = [false_alarms.first_verdict(false_alarms.simulate(random, batches=600) - 0.0068)[0] for _ in range(10)]
     assert kinds.count("better") >= 9
     assert "worse" not in kinds
 

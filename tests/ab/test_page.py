@@ -12,12 +12,14 @@ from cadam.ab.report.console import result_lines
 from cadam.ab.report.page import interval_marks, render_page
 from cadam.ab.result import Result, as_plain
 from cadam.ab.study import Study
-from cadam.ab.wording import action, headline, summary, warnings
+from cadam.ab.wording import action, headline, reasons, summary, warnings
 from cadam.cli import ab_arguments
 from cadam.online.monitoring import reject_limit
 from cadam.statistics.intervals import Interval
 from tests.ab.helpers import make_result
 
+OPEN = Interval(-0.9, -2.0, 0.2, 200)
+"""An interval that includes 0."""
 STUDY = Study("csv:<a>.csv", ("Adam", "CAdam"), "deepfm", 256)
 
 
@@ -55,6 +57,21 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
             "but the interval over seeds is unknown. Run more seeds (--seeds).",
             "undecided",
         ),
+        (
+            {"kind": "inconclusive", "unconfirmed": "better", "more_events": 9_000},
+            "but this has to be confirmed by as many events as came before it. About 9,000 more events",
+            "undecided",
+        ),
+        (
+            {"kind": "inconclusive", "is_fading": True, "change": Interval(1.0, 0.2, 1.8, 200), "more_events": 50_000},
+            "but it fades along the stream, from -1.90% to -0.90% in the recent part. About 50,000 more events",
+            "undecided",
+        ),
+        (
+            {"kind": "inconclusive", "over_time": Interval(-1.0, -2.5, 0.5, 400), "recent_over_time": OPEN},
+            "but the intervals over time and recent time include 0.",
+            "undecided",
+        ),
     ],
 )
 def test_the_headline_says_what_to_do(fields: dict[str, object], text: str, act: str) -> None:
@@ -72,6 +89,17 @@ def test_the_recommended_arm_is_the_best_that_is_better() -> None:
     assert make_result().ranking == ["CAdam", "Adam"]
 
 
+def test_a_trend_is_named_where_the_intervals_exclude_that_there_is_none() -> None:
+    periods = [-1.9] * 5 + [-0.7] * 5 + [-0.4] * 5 + [-0.2] * 5
+    (pair,) = make_result(periods=periods, change=Interval(1.0, 0.2, 1.8, 200)).pairs
+    assert pair.trend == "shrinks"
+    text = " ".join(reasons(pair, make_result()))
+    assert "The difference shrinks along the stream. By quarters of the judged events, the difference of " in text
+    assert "the log loss is -1.90, -0.70, -0.40 and -0.20%." in text
+    assert make_result(change=Interval(-0.5, -0.9, -0.1, 200)).pairs[0].trend == "grows"
+    assert make_result().pairs[0].trend == ""
+
+
 def test_limits_of_the_result_are_warnings() -> None:
     texts = " ".join(warnings(make_result(clipped_share=0.01, in_hindsight=0.05)))
     assert "of another sign but too small to matter" in texts
@@ -80,7 +108,8 @@ def test_limits_of_the_result_are_warnings() -> None:
 
 def test_intervals_are_drawn_on_one_scale() -> None:
     (pair,) = make_result(over_seeds=Interval(-1.0, math.nan, math.nan, 1)).pairs
-    time, seeds, users = interval_marks(pair)
+    time, seeds, recent_time, recent_seeds, users = interval_marks(pair)
+    assert (recent_time.source, recent_seeds.source) == ("over recent time", "over seeds in recent time")
     assert time.low == -95
     assert time.high == pytest.approx(-95 / 3)
     assert (time.kind, seeds.is_known, users.kind) == ("better", False, "better")

@@ -89,8 +89,9 @@ class Analysis:
             (arm, seed): _ArmState(study.grid, judged.lag) for arm in study.arms for seed in range(study.seeds)
         }
         self._counts = np.diff(judged.ends, prepend=0)
-        self._positives = np.add.reduceat(np.append(judged.labels, 0.0), np.append(0, judged.ends[:-1]))
-        self._positives[self._counts == 0] = 0
+        self._weights = self._sums_by_batch(judged.weights)
+        """The sum of the weights of the events of each batch; their number if there are no weights."""
+        self._positives = self._sums_by_batch(judged.weights * judged.labels)
         self.warm_up_batches: int | None = None
         self._recent = dict.fromkeys(study.arms, 0.0)
         self._recent_positives = self._recent_count = 0.0
@@ -140,16 +141,22 @@ class Analysis:
                 losses = {lr: float(self._losses[Run(arm, lr, seed)][number]) for lr in state.selector.rates}
                 state.update(losses, count)
             self.batches = number + 1
-            if count == 0:
+            if self._weights[number] == 0:
                 continue
             if self.warm_up_batches is None:
                 self._follow_warm_up(number, count)
             elif self.study.metric == "log_loss":
                 baseline = self._arm_losses(self.study.baseline, number)
                 for arm, pair in self.pairs.items():
-                    pair.update(self._arm_losses(arm, number), baseline, count, self.events)
+                    pair.update(self._arm_losses(arm, number), baseline, float(self._weights[number]), self.events)
         if self.study.metric != "log_loss" and self.warm_up is not None:
             self._follow_blocks()
+
+    def _sums_by_batch(self, values: Array, first: int = 0, end: int | None = None) -> Array:
+        """Return the sums of the values of judged events over each of some batches."""
+        counts = self._counts[first:end]
+        sums: Array = np.add.reduceat(np.append(values, 0.0), np.cumsum(counts) - counts)
+        return np.where(counts > 0, sums, 0.0)
 
     def _extend(self, run: Run, batch: int) -> None:
         """Compute the batch losses of a run up to a number of batches."""
@@ -159,10 +166,9 @@ class Analysis:
         first, last = int(self.judged.ends[len(known) - 1]) if len(known) else 0, int(self.judged.ends[batch - 1])
         labels = self.judged.labels[first:last]
         losses = log_losses(self.cache.files(run).read(first, last), labels)
-        counts = self._counts[len(known) : batch]
-        starts = np.cumsum(counts) - counts
-        sums = np.add.reduceat(np.append(losses, 0.0), starts)
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), 0.0)
+        sums = self._sums_by_batch(self.judged.weights[first:last] * losses, len(known), batch)
+        weights = self._weights[len(known) : batch]
+        means = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
         self._losses[run] = np.concatenate([known, means])
 
     def _arm_losses(self, arm: str, batch: int) -> Array:
@@ -170,11 +176,12 @@ class Analysis:
 
     def _follow_warm_up(self, batch: int, count: int) -> None:
         decay = 2 ** (-count / WARM_UP_HALF_LIFE)
-        self._recent_count = decay * self._recent_count + count
+        weight = float(self._weights[batch])
+        self._recent_count = decay * self._recent_count + weight
         self._recent_positives = decay * self._recent_positives + float(self._positives[batch])
         for arm in self.study.arms:
             loss = float(self._arm_losses(arm, batch).mean())
-            self._recent[arm] = decay * self._recent[arm] + count * loss
+            self._recent[arm] = decay * self._recent[arm] + weight * loss
         constant = constant_loss(self._recent_positives / self._recent_count)
         is_better = [self._recent[arm] / self._recent_count < constant for arm in self.study.arms]
         if self.events < MIN_WARM_UP:
@@ -264,7 +271,6 @@ class Analysis:
         """Return the result so far."""
         start = self.warm_up if self.warm_up is not None else 0
         part = slice(start, self.events)
-        labels = self.judged.labels[part]
         first_batch = self.warm_up_batches or 0
         periods = self._periods(first_batch)
         arms = [self._arm_result(arm, part, first_batch, periods) for arm in self.study.arms]
@@ -282,9 +288,13 @@ class Analysis:
             arms=arms,
             pairs=pairs,
             period_ends=[int(self.judged.ends[end - 1]) for _, end in periods],
-            best_constant=constant_loss(float(labels.mean())) if len(labels) else math.nan,
+            best_constant=self._best_constant(part),
             seconds=seconds,
         )
+
+    def _best_constant(self, part: slice) -> float:
+        labels, weights = self.judged.labels[part], self.judged.weights[part]
+        return constant_loss(float(labels @ weights / weights.sum())) if weights.sum() else math.nan
 
     def _clipped_share(self, part: slice) -> float:
         labels = self.judged.labels[part]
@@ -301,8 +311,8 @@ class Analysis:
 
     def _mean(self, values: Array, first: int, end: int) -> float:
         """Return the mean over events of batch means."""
-        counts = self._counts[first:end]
-        return float(values[first:end] @ counts / counts.sum()) if counts.sum() else math.nan
+        weights = self._weights[first:end]
+        return float(values[first:end] @ weights / weights.sum()) if weights.sum() else math.nan
 
     def _arm_result(self, arm: str, part: slice, first: int, periods: list[tuple[int, int]]) -> ArmResult:
         by_rate = {lr: np.mean([self._losses[Run(arm, lr, seed)] for seed in self._seeds], 0) for lr in self.rates[arm]}
@@ -318,8 +328,10 @@ class Analysis:
         ]
         metrics: dict[str, float] = {}
         if part.stop > part.start:
-            labels, users = self.judged.labels[part], self.judged.users[part]
-            measured = [measure(self.scores(arm, seed, part), labels, users) for seed in self._seeds]
+            labels, users, weights = (
+                column[part] for column in (self.judged.labels, self.judged.users, self.judged.weights)
+            )
+            measured = [measure(self.scores(arm, seed, part), labels, users, weights) for seed in self._seeds]
             keys = {"auc": "auc", "gauc": "gauc_by_impressions", "calibration": "calibration"}
             metrics = {name: float(np.mean([each[key] for each in measured])) for name, key in keys.items()}
         metrics["log_loss"] = self._mean(own, first, self.batches)
@@ -352,7 +364,7 @@ class Analysis:
         by_period = [
             100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
         ]
-        more_events, more_seeds = pair.estimate_more(part.stop - part.start) if kind == "inconclusive" else (None, None)
+        more_events, more_seeds = pair.estimate_more() if kind == "inconclusive" else (None, None)
         users, users_ahead = self._over_users(arm, part, base.metrics["log_loss"])
         over_seeds = pair.over_seeds
         return PairResult(
@@ -364,6 +376,12 @@ class Analysis:
             over_time=pair.over_time,
             over_seeds=over_seeds,
             seed_confidence=pair.seed_confidence,
+            recent_over_time=pair.recent_over_time,
+            recent_over_seeds=pair.recent_over_seeds,
+            recent_from=pair.recent_from,
+            change=pair.change,
+            is_fading=pair.is_fading,
+            unconfirmed=pair.judgment if kind == "inconclusive" != pair.judgment else None,
             is_conflicting=pair.is_conflicting,
             is_same=is_same,
             decided_at=pair.decided_at,
@@ -387,9 +405,11 @@ class Analysis:
         for seed in self._seeds:
             for name, sign in ((arm, 1), (self.study.baseline, -1)):
                 difference += sign * log_losses(self.scores(name, seed, part), labels) / self.study.seeds
-        _, index = np.unique(self.judged.users[part], return_inverse=True)
-        weights = np.bincount(index).astype(np.float64)
-        means = np.bincount(index, difference) / weights
+        event_weights = self.judged.weights[part]
+        has_weight = event_weights > 0
+        _, index = np.unique(self.judged.users[part][has_weight], return_inverse=True)
+        weights = np.bincount(index, event_weights[has_weight])
+        means = np.bincount(index, (event_weights * difference)[has_weight]) / weights
         differs = means != 0
         ahead = float((means < 0).sum() / max(differs.sum(), 1))
         return interval(100 * means / base, weights), ahead

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..statistics.comparison import Kind
+import numpy as np
+
+from ..statistics.comparison import Kind, sign
 from ..statistics.intervals import Interval
 from .study import MetricName
 
@@ -68,6 +70,18 @@ class PairResult:
     over_seeds: Interval | None
     """The t interval over paired seeds; None if every seed gives the same runs."""
     seed_confidence: float
+    recent_over_time: Interval = field(default_factory=lambda: Interval(math.nan, -math.inf, math.inf, 0))
+    """The confidence sequence of the recent part of the stream."""
+    recent_over_seeds: Interval | None = None
+    """The t interval over paired seeds in the recent part; None if every seed gives the same runs."""
+    recent_from: int | None = None
+    """The number of events before the recent part; None if there is no such part yet."""
+    change: Interval = field(default_factory=lambda: Interval(math.nan, -math.inf, math.inf, 0))
+    """The change of the difference from the earlier to the recent part."""
+    is_fading: bool = False
+    """Whether the difference would lose its sign by another such change."""
+    unconfirmed: Kind | None = None
+    """The verdict that an undecided comparison will have if its intervals stay as they are; None if there is none."""
     is_conflicting: bool = False
     is_same: bool = False
     """Whether all predictions of both arms are equal."""
@@ -95,6 +109,20 @@ class PairResult:
     def is_reversed(self) -> bool:
         """Whether the sign of the difference is another at the best single rates in hindsight."""
         return self.metric == "log_loss" and self.in_hindsight * self.difference < 0
+
+    @property
+    def quarters(self) -> list[float]:
+        """The difference of the log loss in each quarter of the judged events, in percent."""
+        quarters = np.array_split(np.asarray(self.periods, dtype=np.float64), 4)
+        return [float(quarter.mean()) for quarter in quarters] if len(self.periods) >= 4 else []
+
+    @property
+    def trend(self) -> str:
+        """Whether the difference "shrinks" or "grows" along the stream; empty if neither is certain."""
+        if not sign(self.change):
+            return ""
+        earlier = self.recent_over_time.mean - self.change.mean
+        return "shrinks" if earlier * self.change.mean < 0 else "grows"
 
     @property
     def share_of_periods_ahead(self) -> float:

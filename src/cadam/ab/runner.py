@@ -32,6 +32,7 @@ from ..atomic_write import replace_file
 from ..online.data.events import Array
 from ..online.data.schema import Schema
 from ..online.device import select_device
+from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.random_state import get_random_state, set_random_state
@@ -39,7 +40,7 @@ from ..online.run_config import model_builder
 from .stream import EncodedStream, Recorder
 from .study import Run, Study
 
-VERSION = 2
+VERSION = 3
 """Increase this number when runs compute something else: scores of other versions are not used."""
 SECONDS_PER_EVENT = 2e-5
 """A rough estimate of the time that a run takes per event, to decide whether worker processes are worth starting."""
@@ -162,7 +163,8 @@ class _ActiveRun:
         model = build()
         optimizer = OptimizerSpec.parse(run.arm).build(model, run.lr)
         is_per_event = settings["batch_size"] == 1
-        self.learner = Learner(model, optimizer, loss, per_event=is_per_event, metrics=[self.recorder])
+        labels = LabelOptions(**more.get("late labels", {}))
+        self.learner = Learner(model, optimizer, loss, labels=labels, per_event=is_per_event, metrics=[self.recorder])
         self.random_state = get_random_state()
 
     def load(self, path: Path) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..atomic_write import replace_file
 from ..online.data.events import Array, Batch, Events, Labels
+from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.metrics.stream import as_clicks
 from ..online.models.model_file import LOG_LOSS
@@ -72,6 +73,8 @@ class JudgedEvents:
     labels: Array
     users: Array
     """The user of each event as a number; 0 if the schema has no user."""
+    weights: Array
+    """The weight of each event, with a mean of 1; 1 if the schema has no weight."""
     ends: Array
     """The number of judged events after each batch of the stream, and after its end."""
     lag: int
@@ -136,7 +139,7 @@ class EncodedStream:
     def judged(self) -> JudgedEvents:
         """The judged events."""
         with np.load(self.folder / JUDGED) as file:
-            return JudgedEvents(file["labels"], file["users"], file["ends"], int(file["lag"]))
+            return JudgedEvents(file["labels"], file["users"], file["weights"], file["ends"], int(file["lag"]))
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -180,13 +183,16 @@ class _KeyNumbers:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys.tolist()], dtype=np.int64)
 
 
-def encode_stream(batches: Iterable[Batch], folder: Path, per_event: bool) -> EncodedStream:
+def encode_stream(
+    batches: Iterable[Batch], folder: Path, per_event: bool, label_options: LabelOptions | None = None
+) -> EncodedStream:
     """Write a stream to a folder, in place of what the folder contains.
 
     Args:
         batches: The batches. Rejected records are left out.
         folder: The folder.
         per_event: Whether runs learn the events one by one, so that labels and events of a batch alternate.
+        label_options: How long events wait for their labels.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -214,9 +220,9 @@ def encode_stream(batches: Iterable[Batch], folder: Path, per_event: bool) -> En
     index = {"columns": columns_of, "events": event_counts, "labels": label_counts, "has_label_order": has_order}
     (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
     stream = EncodedStream(folder)
-    judged = find_judged_events(stream, per_event)
+    judged = find_judged_events(stream, per_event, label_options)
     buffer = BytesIO()
-    np.savez(buffer, labels=judged.labels, users=judged.users, ends=judged.ends, lag=judged.lag)
+    np.savez(buffer, **vars(judged))
     replace_file(folder / JUDGED, buffer.getvalue())
     return stream
 
@@ -233,16 +239,20 @@ class _ConstantModel(nn.Module):
         return self.weight.expand(count)
 
 
-def find_judged_events(stream: EncodedStream, per_event: bool) -> JudgedEvents:
+def find_judged_events(
+    stream: EncodedStream, per_event: bool, label_options: LabelOptions | None = None
+) -> JudgedEvents:
     """Find the events whose outcome becomes known, by a run of a model that does not learn.
 
     Raises:
-        ValueError: If a label is neither 0 nor 1.
+        ValueError: If a label is neither 0 nor 1, or if all weights are 0.
     """
     model, recorder = _ConstantModel(), Recorder()
-    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), LOG_LOSS, metrics=[recorder])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    learner = Learner(model, optimizer, LOG_LOSS, labels=label_options, metrics=[recorder])
     labels, indices, ends, lag, count = [], [], [], 0, 0
     users: list[Array] = []
+    weights: list[Array] = []
     starts = np.array(stream.index["events"])
     for number in range(stream.batches + 1):
         if number < stream.batches:
@@ -250,6 +260,7 @@ def find_judged_events(stream: EncodedStream, per_event: bool) -> JudgedEvents:
             if batch.events is not None:
                 events, first = batch.events, int(starts[number])
                 users.append(np.zeros(len(events), np.int64) if events.users is None else events.users)
+                weights.append(np.ones(len(events)) if events.weights is None else events.weights)
                 # The index of an event takes the place of its user, so that the recorder says which events are judged.
                 numbers = np.arange(first, first + len(events))
                 batch = replace(batch, events=replace(events, users=numbers))
@@ -268,4 +279,8 @@ def find_judged_events(stream: EncodedStream, per_event: bool) -> JudgedEvents:
             lag = max(lag, number - predicted_in)
     all_indices = np.concatenate(indices)
     user_column = np.concatenate(users)[all_indices] if users else np.empty(0, np.int64)
-    return JudgedEvents(np.concatenate(labels).astype(np.float32), user_column, np.array(ends), lag)
+    weight_column = np.concatenate(weights)[all_indices].astype(np.float64) if weights else np.empty(0)
+    if len(weight_column) and not weight_column.any():
+        raise ValueError("the weights of all labeled events are 0, so there is nothing to compare")
+    weight_column /= weight_column.mean() if len(weight_column) else 1.0
+    return JudgedEvents(np.concatenate(labels).astype(np.float32), user_column, weight_column, np.array(ends), lag)

@@ -21,6 +21,7 @@ costs events, and only makes wrong verdicts rarer.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,8 +67,8 @@ class PairedScores:
         """The number of events, the mean and the ends after each batch."""
         self._sums: Array = np.zeros(0)
         """The sums over events so far: the events, the score of the baseline, and the difference under each seed."""
-        self._sums_at_starts: list[Array] = []
-        """These sums at the beginning of each recent part."""
+        self._starts: list[_Start] = []
+        """The beginnings of the recent parts so far."""
         self._has_excluded = False
 
     def update(self, arm: Array, baseline: Array, count: float, event: int) -> None:
@@ -83,7 +84,7 @@ class PairedScores:
         if not len(self._sums):
             self._sums = np.zeros(len(arm) + 2)
         if self.sequence.interval.count in self.recent_sequence.starts:
-            self._sums_at_starts.append(self._sums)
+            self._starts.append(_Start(event, self._sums, self.over_time))
         self.has_any_difference |= bool(differences.any())
         self._sums = self._sums + count * np.array([1.0, float(baseline.mean()), *differences])
         for sequence in (self.sequence, self.recent_sequence):
@@ -130,28 +131,40 @@ class PairedScores:
         return self._over_seeds(self._recent_sums)
 
     @property
-    def earlier(self) -> float:
-        """The mean difference before the recent part; nan if there is none."""
-        number = self.recent_sequence.number
-        return math.nan if number is None else self._mean(self._sums_at_starts[number])
+    def earlier(self) -> Interval:
+        """The confidence sequence at the beginning of the recent part, for the events before it."""
+        return Interval(math.nan, -math.inf, math.inf, 0) if self._start is None else self._start.over_time
 
     @property
-    def extrapolated(self) -> float:
-        """The mean difference, if it changes once more by as much as it has changed to the recent part."""
-        return 2 * self._mean(self._recent_sums) - self.earlier
+    def recent_from(self) -> int | None:
+        """The number of events of the stream before the recent part; None if there is no such part yet."""
+        return None if self._start is None else self._start.event
+
+    @property
+    def change(self) -> Interval:
+        """The change of the difference from the earlier to the recent part, with the ends that both intervals allow."""
+        recent, earlier = self.recent_over_time, self.earlier
+        ends = recent.low - earlier.high, recent.high - earlier.low
+        return Interval(recent.mean - earlier.mean, *ends, recent.count)
+
+    @property
+    def is_fading(self) -> bool:
+        """Whether the difference would lose its sign by another change like that to the recent part."""
+        return (self.recent_over_time.mean + self.change.mean) * self.over_time.mean <= 0
+
+    @property
+    def _start(self) -> _Start | None:
+        number = self.recent_sequence.number
+        return None if number is None else self._starts[number]
 
     @property
     def _recent_sums(self) -> Array:
         """The sums over the recent part; those over nothing if there is none."""
-        number = self.recent_sequence.number
-        return self._sums - (self._sums if number is None else self._sums_at_starts[number])
+        return self._sums - (self._sums if self._start is None else self._start.sums)
 
     def _scale(self, sums: Array) -> float:
         """Return the factor from differences of scores to percent of the baseline's score, or to points."""
         return 100 * float(sums[0] / sums[1]) if self.relative and len(sums) and sums[1] else 100.0
-
-    def _mean(self, sums: Array) -> float:
-        return self._scale(sums) * float(sums[2:].mean() / sums[0]) if len(sums) and sums[0] else math.nan
 
     def _over_seeds(self, sums: Array) -> Interval | None:
         if not len(sums) or not sums[0]:
@@ -164,30 +177,46 @@ class PairedScores:
     def _judge(self) -> tuple[Kind, bool]:
         seeds = filter(None, [self.over_seeds, self.recent_over_seeds])
         kind, is_conflicting = judge([self.over_time, self.recent_over_time, *seeds], self.better, self.matters)
-        if kind in ("better", "worse") and self.extrapolated * self.over_time.mean <= 0:
-            kind = "inconclusive"
-        return kind, is_conflicting
+        return "inconclusive" if kind in ("better", "worse") and self.is_fading else kind, is_conflicting
 
-    def estimate_more(self, events: int) -> tuple[int | None, int | None]:
+    def estimate_more(self) -> tuple[int | None, int | None]:
         """Estimate how many more events, or how many seeds in total, would decide an undecided comparison.
 
-        The estimate assumes that the means stay, and that intervals shrink with the square root of the data.
-
-        Args:
-            events: The number of judged events so far.
+        The estimate assumes that the means stay, and that intervals shrink with the square root of the data. It
+        includes the events that confirm the judgment.
 
         Returns:
             The number of further events and the number of seeds; None where it is not what is missing, or too large.
         """
-        time_factor = _factor(self.over_time, self.matters)
-        seeds = self.over_seeds
-        seed_factor = 0.0 if seeds is None else _factor(seeds, self.matters)
+        if self.judgment != "inconclusive":
+            return _round_up(2 * self.judged_since - self.events), None
+        factors = [self._time_factor(each) for each in (self.over_time, self.recent_over_time)]
+        # If the difference fades, as many events again show whether it lasts.
+        time_factor = max(*factors, 1.5 if self.is_fading else 0)
+        seeds = [each for each in (self.over_seeds, self.recent_over_seeds) if each is not None]
+        seed_factor = max((_factor(each, self.matters) for each in seeds), default=0.0)
         more_events = more_seeds = None
         if 1 < time_factor <= MAX_FACTOR:
-            more_events = _round_up(max(time_factor - 1, 0.1) * events)
-        if seeds is not None and 1 < seed_factor <= MAX_FACTOR:
-            more_seeds = math.ceil(seed_factor * max(seeds.count, 1))
+            more_events = _round_up((2 * time_factor - 1) * self.events)
+        if 1 < seed_factor <= MAX_FACTOR:
+            more_seeds = math.ceil(seed_factor * max(each.count for each in seeds))
         return more_events, more_seeds
+
+    def _time_factor(self, interval: Interval) -> float:
+        """Return how many times the events it takes until a sequence decides; it may not have finite ends yet."""
+        if math.isfinite(interval.half_width):
+            return _factor(interval, self.matters)
+        batches = self.sequence.interval.count
+        return max(2 * self.recent_sequence.starts[0] / batches, 1.5) if batches else math.inf
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The state at the beginning of a recent part."""
+
+    event: int
+    sums: Array
+    over_time: Interval
 
 
 def _rescale(interval: Interval, factor: float) -> Interval:

@@ -76,10 +76,23 @@ def _doubt(pair: PairResult, result: Result) -> str:
     ]
     parts = []
     if doubtful:
-        parts.append(f"the interval over {join_words(doubtful)} includes 0")
+        parts.append(f"{_name_intervals(doubtful)} {'includes' if len(doubtful) == 1 else 'include'} 0")
     if unknown:
-        parts.append(f"the interval over {join_words(unknown)} is unknown")
-    return join_words(parts) if parts else "seeds and time do not agree whether it matters"
+        parts.append(f"{_name_intervals(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown")
+    if pair.unconfirmed is not None:
+        parts.append("this has to be confirmed by as many events as came before it")
+    elif pair.is_fading and not parts:
+        earlier = pair.recent_over_time.mean - pair.change.mean
+        unit = UNITS[pair.metric]
+        parts.append(
+            f"it fades along the stream, from {earlier:+.2f}{unit} to {pair.recent_over_time.mean:+.2f}{unit} in the "
+            "recent part"
+        )
+    return join_words(parts) if parts else "the intervals do not agree whether it matters"
+
+
+def _name_intervals(sources: list[str]) -> str:
+    return f"the interval{'' if len(sources) == 1 else 's'} over {join_words(sources)}"
 
 
 def next_step(pair: PairResult, result: Result) -> str:
@@ -98,8 +111,13 @@ def next_step(pair: PairResult, result: Result) -> str:
 
 def intervals_of(pair: PairResult) -> dict[str, Interval]:
     """Return the deciding intervals by what varies."""
-    seeds = {} if pair.over_seeds is None else {"seeds": pair.over_seeds}
-    return {"time": pair.over_time, **seeds}
+    intervals = {
+        "time": pair.over_time,
+        "seeds": pair.over_seeds,
+        "recent time": pair.recent_over_time,
+        "seeds in recent time": pair.recent_over_seeds,
+    }
+    return {source: interval for source, interval in intervals.items() if interval is not None}
 
 
 def format_interval(interval: Interval, unit: str) -> str:
@@ -131,6 +149,17 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
         f"Over time: {format_interval(pair.over_time, unit)} ({100 * (1 - result.alpha / len(result.pairs)):.4g}% "
         f"confidence sequence, valid at every moment). {seeds}"
     )
+    if pair.recent_from is not None:
+        over_seeds = pair.recent_over_seeds
+        seeds = "" if over_seeds is None else f", over seeds {format_interval(over_seeds, unit)}"
+        lines.append(
+            f"In the recent part, after {pair.recent_from:,} events: {pair.recent_over_time.mean:+.2f}{unit}, over "
+            f"time {format_interval(pair.recent_over_time, unit)}{seeds}."
+        )
+    if quarters := pair.quarters:
+        trend = f"The difference {pair.trend} along the stream. " if pair.trend else ""
+        by_quarter = join_words([f"{quarter:+.2f}" for quarter in quarters])
+        lines.append(f"{trend}By quarters of the judged events, the difference of the log loss is {by_quarter}%.")
     if math.isfinite(pair.in_hindsight):
         lines.append(
             f"Log loss at the best single rate in hindsight: {pair.arm} {arm.loss_at_best_rate:.4f} (at "

@@ -32,16 +32,18 @@ from ..atomic_write import replace_file
 from ..online import run_config
 from ..online.data import simulation
 from ..online.data.events import Batch
+from ..online.data.label_source import open_with_labels
 from ..online.data.schema import Schema
-from ..online.data.sources import Source, open_source
+from ..online.data.sources import Source, open_source, resolve_uri
 from ..online.data.validation import check_columns
-from ..online.models.model_file import OptimizerSpec
+from ..online.labels.join import LabelOptions
+from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
 from ..online.per_event import CHUNK_SIZE, PerEventTraining
 from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
-from .arguments import default_batch_size
+from .arguments import add_label_arguments, check_label_arguments, default_batch_size
 from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 from .writable_paths import check_file, check_folder
 
@@ -49,8 +51,10 @@ FOLDER = Path("ab")
 """The folder in which each comparison has its own folder."""
 COUNT_INTERVAL = 10.0
 """Seconds between lines of progress while events are counted."""
-SHARED_OPTIONS = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden", "device")
+SHARED_OPTIONS = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden", "device", "labels")
 """Options about data and model that `cadam run` shares."""
+LABEL_OPTIONS = ("horizon", "unmatched", "early_positives", "capacity")
+"""Options about late labels that `cadam run` shares: the fields of `LabelOptions`."""
 
 
 class TooManyRejectedError(ValueError):
@@ -221,13 +225,24 @@ def prepare(options: argparse.Namespace) -> Comparison:
     uri = run_config.data_uri(options)
     if uri.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B may have to read it again: use a file")
+    check_label_arguments(options)
+    if options.labels is not None and options.delay is not None:
+        raise ValueError("--delay simulates late labels, but --labels has real ones: leave out one of them")
     arms, grid = _parse_arms(options.arms), tuple(sorted(set(map(_parse_rate, options.lr.split(",")))))
     if not 0 <= options.matters < math.inf:
         raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
     config = run_config.read_config(options)
     schema = config.schema
     simulated = _simulated_changes(options, schema)
-    check_columns(open_source(uri, schema, batch_size=options.batch_size, patience=None), schema)
+    source = open_source(uri, schema, batch_size=options.batch_size, patience=None)
+    check_columns(source, schema, has_label_source=options.labels is not None)
+    late_labels = _changed_label_options(options)
+    if options.labels is not None:
+        open_labels(source, options.labels, schema, options.batch_size)
+    if schema.weight is not None and not accepts_weight(config.loss):
+        raise ValueError("the schema names a weight, so the loss must take it: def loss(scores, labels, weight)")
+    if options.early_positives and config.loss is not LOG_LOSS:
+        raise ValueError("--early-positives needs the log loss, and the model file defines another loss")
     model = config.build_model()
     for arm in arms:
         optimizer = OptimizerSpec.parse(arm).build(model, grid[0])
@@ -253,6 +268,8 @@ def prepare(options: argparse.Namespace) -> Comparison:
             **simulated,
             **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
             "data": _digest(_data_files(uri)),
+            **({} if options.labels is None else {"labels": _digest(_data_files(resolve_uri(options.labels)))}),
+            **({"late labels": late_labels} if late_labels else {}),
             # Other devices add numbers in another order, so scores on the CPU are not those on CUDA.
             **({} if config.device is None or config.device.type == "cpu" else {"device": str(config.device)}),
         },
@@ -281,6 +298,20 @@ def _parse_rate(text: str) -> float:
     if not 0 < rate < math.inf:
         raise ValueError(f"--lr: learning rates must be above 0 and finite, got {text!r}")
     return rate
+
+
+def _changed_label_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options about late labels that are not the default."""
+    parser = argparse.ArgumentParser()
+    add_label_arguments(parser)
+    values = {name: getattr(options, name) for name in LABEL_OPTIONS}
+    return {name: value for name, value in values.items() if value != parser.get_default(name)}
+
+
+def open_labels(source: Source, labels: str, schema: Schema, batch_size: int) -> Source:
+    """Merge a source of labels with a source of events."""
+    uri = resolve_uri(labels)
+    return open_with_labels(source, uri, schema, batch_size=batch_size, follow=False, patience=None)
 
 
 def _simulated_changes(options: argparse.Namespace, schema: Schema) -> dict[str, Any]:
@@ -320,7 +351,8 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
     else:
         reader = StreamReader(comparison, options)
         try:
-            stream = encode_stream(reader.batches(), folder, study.is_per_event)
+            label_options = LabelOptions(**study.settings.get("late labels", {}))
+            stream = encode_stream(reader.batches(), folder, study.is_per_event, label_options)
         except BaseException:
             _remove_stream(folder, options.cache)
             raise
@@ -369,7 +401,8 @@ class StreamReader:
         """
         study, options = self.comparison.study, self.options
         limit = math.inf if options.events is None else options.events
-        size = CHUNK_SIZE if study.is_per_event and self.comparison.schema.id is None else options.batch_size
+        learns_at_once = self.comparison.schema.id is None and options.horizon == math.inf
+        size = CHUNK_SIZE if study.is_per_event and learns_at_once else options.batch_size
         last_print = time.monotonic()
         for batch in self._open(size):
             if self.events >= limit:
@@ -393,11 +426,15 @@ class StreamReader:
     def _open(self, size: int) -> Source:
         study, settings = self.comparison.study, self.comparison.study.settings
         source = open_source(study.data, self.comparison.schema, batch_size=size, patience=None)
+        if self.options.labels is not None:
+            source = open_labels(source, self.options.labels, self.comparison.schema, size)
         if change := settings.get("change"):
             events = self.options.events or sum(
                 len(batch.events) for batch in source if isinstance(batch, Batch) and batch.events is not None
             )
             source = open_source(study.data, self.comparison.schema, batch_size=size, patience=None)
+            if self.options.labels is not None:
+                source = open_labels(source, self.options.labels, self.comparison.schema, size)
             times = [events // 3, 2 * events // 3]
             source = simulation.SuddenChange(source, change["feature"], change["size"], times)
         if noise := settings.get("noise"):
@@ -436,7 +473,8 @@ def resume_command(options: argparse.Namespace, uri: str) -> str:
     names = [action.dest for action in parser._actions if action.dest not in ("help", "place", "data")]
     changed = [name for name in names if getattr(options, name) != parser.get_default(name)]
     for name in (*changed, "seeds", "cache", *(["output"] if options.output else [])):
-        words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        value = getattr(options, name)
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return " ".join(["cadam ab", *map(shell_word, words)])
 
 
@@ -449,7 +487,7 @@ def learning_command(options: argparse.Namespace, study: Study, result: Result) 
 def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: float) -> str:
     """Return the `cadam run` command for the same data and model."""
     is_own_model = options.model is not None and ":" in options.model
-    values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS}
+    values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS} | _changed_label_options(options)
     if options.batch_size != default_batch_size(is_own_model):
         values["batch_size"] = options.batch_size
     if options.max_rejected != MAX_REJECTED:
@@ -460,7 +498,7 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
     words = [options.place] if options.place is not None else ["--data", uri]
     for name, value in values.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return " ".join(["cadam run", *map(shell_word, words)])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .arguments import (
     add_data_arguments,
+    add_label_arguments,
     add_max_rejected_argument,
     add_model_arguments,
     format_exit_codes,
@@ -107,6 +108,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "within it are equivalent (default: %(default)s)",
     )
     add_max_rejected_argument(parser, MAX_REJECTED)
+    add_label_arguments(parser)
     simulated = parser.add_argument_group("simulated changes of the stream")
     simulated.add_argument(
         "--change", metavar="FEATURE", help="the values of this feature are exchanged at two points in time"

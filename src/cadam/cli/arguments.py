@@ -263,6 +263,15 @@ def add_label_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_label_arguments(options: argparse.Namespace) -> None:
+    """Raise ValueError if the arguments about late labels do not fit each other."""
+    if options.horizon == math.inf and (options.unmatched == "negative" or options.early_positives):
+        option = "--early-positives" if options.early_positives else "--unmatched negative"
+        raise ValueError(f"{option} needs --horizon, after which an event counts as negative")
+    if options.early_positives and options.unmatched == "drop":
+        raise ValueError("--early-positives learns events as negatives, but --unmatched drop drops them")
+
+
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam schema`."""
     add_data_arguments(parser)

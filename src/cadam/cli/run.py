@@ -51,7 +51,7 @@ from ..online.training_step import ModelOutputError, default_threads
 from ..printable import printable, shell_word
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
-from .arguments import default_batch_size
+from .arguments import check_label_arguments, default_batch_size
 from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 
 logger = logging.getLogger("cadam.online")
@@ -223,11 +223,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
         raise UsageError(f"--threads must be at most {MAX_THREADS}, got {options.threads}")
     if not -(2**63) <= options.seed < 2**64:
         raise UsageError(f"--seed must have at most 64 bits, got {options.seed}")
-    if options.horizon == math.inf and (options.unmatched == "negative" or options.early_positives):
-        option = "--early-positives" if options.early_positives else "--unmatched negative"
-        raise UsageError(f"{option} needs --horizon, after which an event counts as negative")
-    if options.early_positives and options.unmatched == "drop":
-        raise UsageError("--early-positives learns events as negatives, but --unmatched drop drops them")
+    check_label_arguments(options)
 
 
 def _check_paths(options: argparse.Namespace, checkpoint: Path) -> None:

@@ -233,8 +233,9 @@ class _Sums:
         """Return the skewness of the mean over batches: that of a batch divided by the square root of their number."""
         mean = self.total / self.events - self.origin
         weights = (1.0, -3 * mean, 3 * mean**2, -(mean**3))
-        total = math.fsum(weight * cube for weight, cube in zip(weights, self.cubes, strict=True))
-        return float(total / variance**1.5)
+        return math.fsum(weight * cube for weight, cube in zip(weights, self.cubes, strict=True)) / (
+            variance * math.sqrt(variance)
+        )
 
     def deviations(self) -> tuple[float, float]:
         """Return how far the ends of the interval for the sum over events lie below and above the sum."""
