@@ -9,9 +9,9 @@ Rates lie on a grid of two per decade. The schedule counts labeled events:
 1. Search. Ten models learn the first 2,048 events, from 1/300 to 100 times the first rate, all from the initial
    weights. Then there are six, and from 16,384 events on four.
 2. Watch, from 49,152 events on. The leader and its two neighbors learn.
-3. Rest. Once the leader has not changed for a while, only its lower neighbor learns beside it. After the rest, or when
-   that neighbor takes the lead, a copy of the leader at the next higher rate competes again. The rests become longer as
-   long as the leader does not change.
+3. Rest. Once the leader has not changed for a while, only the two candidates below it learn beside it. After the rest,
+   or when one of them takes the lead, a copy of the leader at the next higher rate competes again. The rests become
+   longer as long as the leader does not change, and in the longest ones only one candidate learns.
 
 If the leader reaches an end of the window of candidates, the window moves: candidates that are far away are deleted,
 and new ones start as copies of the nearest candidate, with its discounted loss, so they lead only if their own losses
@@ -328,9 +328,10 @@ class RateTuning(TrainingStep):
             self.selector.add(self.rate_at(position), self.selector.loss(self.rate_at(nearest)))
 
     def _rest(self) -> None:
-        """Delete all candidates except the lower neighbor of the leader."""
+        """Delete all candidates except the two below the leader, or the one below it if the rest is a longest one."""
+        kept = range(self.position - (1 if self.rest == LONGEST_REST else 2), self.position)
         for position in list(self.candidates):
-            if position != self.position - 1:
+            if position not in kept:
                 self._delete(position)
         self.rest_ends = self.labeled + self.rest
         logger.info("learning rate %.2g is stable; other rates are tried in %s events", self.rate, f"{self.rest:,}")
