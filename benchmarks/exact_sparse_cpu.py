@@ -24,7 +24,6 @@ import cadam
 TABLES = [(1_000_000, 16), (300_000, 64)]
 IDS = 50_000
 WARM_UP, ROUNDS = 20, 100
-MODES = ("lazy", "exact")
 LATE = "confidence_after=1000"
 VARIANTS: dict[str, dict[str, Any]] = {
     "lazy": {},
