@@ -1,11 +1,12 @@
-"""Compare exact sparse updates with lazy ones on the CPU: time, bytes per row, and agreement with dense gradients.
+"""Compare the options of tables on the CPU: time, bytes per row, and agreement with dense gradients.
 
-    python benchmarks/exact_sparse_cpu.py [time] [rounding]     # about two minutes
+    python benchmarks/exact_sparse_cpu.py [time] [rounding] [movement]      # about three minutes
 
-`time` interleaves the steps of both on one thread and prints the median processor time of each, which other programs
-on the machine hardly change, and the median ratio of a round. `rounding` trains a
-table in float32 with exact sparse updates and another one with dense gradients, and counts the rows that differ by more
-than a learning rate: near a tie of the mask, rounding decides whether an element moves.
+- `time` interleaves the steps of lazy updates, exact updates and `confidence_after` on one thread. It prints the median
+  processor time of each, which other programs on the machine hardly change, and the median ratio of a round.
+- `rounding` trains a table in float32 with exact sparse updates and another one with dense gradients, and counts the
+  rows that differ by more than a learning rate: near a tie of the mask, rounding decides whether an element moves.
+- `movement` trains a table with dense gradients with Adam and with CAdam, and prints how far its rows move.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ import cadam
 TABLES = [(1_000_000, 16), (300_000, 64)]
 IDS = 50_000
 WARM_UP, ROUNDS = 20, 100
-MODES = ("lazy", "exact")
+LATE = "confidence_after=1000"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lazy": {},
+    "exact": {"sparse_updates": "exact"},
+    LATE: {"confidence_after": 1000},
+    "int8, lazy": {"moments": "int8"},
+    "int8, exact": {"moments": "int8", "sparse_updates": "exact"},
+    f"int8, {LATE}": {"moments": "int8", "confidence_after": 1000},
+}
 
 
 def zipf_ids(rng: np.random.Generator, rows: int, count: int) -> torch.Tensor:
@@ -41,26 +50,27 @@ def measure_time() -> None:
     torch.set_num_threads(1)
     for rows, width in TABLES:
         rng, sides = np.random.default_rng(0), {}
-        for mode in MODES:
+        for name, options in VARIANTS.items():
             table = torch.nn.Parameter(torch.zeros(rows, width))
-            sides[mode] = table, cadam.CAdam([table], sparse_updates=mode)
-        times: dict[str, list[float]] = {mode: [] for mode in MODES}
+            sides[name] = table, cadam.CAdam([table], **options)
+        times: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for round_number in range(WARM_UP + ROUNDS):
             ids = zipf_ids(rng, rows, IDS)
-            for mode in MODES if round_number % 2 else MODES[::-1]:
-                table, optimizer = sides[mode]
+            for name in rng.permutation(list(VARIANTS)).tolist():
+                table, optimizer = sides[name]
                 table.grad = sparse_grad(table, ids, round_number)
                 start = time.process_time()
                 optimizer.step()
                 if round_number >= WARM_UP:
-                    times[mode].append(time.process_time() - start)
-        ratio = statistics.median(lazy / exact for lazy, exact in zip(*times.values(), strict=True))
-        print(f"{rows:,} rows of {width}, {IDS:,} ids a step")
-        for mode, (table, optimizer) in sides.items():
+                    times[name].append(time.process_time() - start)
+        print(f"{rows:,} rows of {width}, {IDS:,} ids a step; speed relative to lazy updates with the same moments")
+        for name, (table, optimizer) in sides.items():
             state: dict[str, Any] = optimizer.state[table]
             size = sum(x.numel() * x.itemsize for x in state.values() if x.numel() >= rows)
-            print(f"  {mode}: {statistics.median(times[mode]) * 1e3:.2f} ms, {size / rows:.0f} bytes of state per row")
-        print(f"  speed of exact over lazy: {ratio:.2f}", flush=True)
+            lazy = "int8, lazy" if name.startswith("int8") else "lazy"
+            ratio = statistics.median(a / b for a, b in zip(times[lazy], times[name], strict=True))
+            median = statistics.median(times[name]) * 1e3
+            print(f"  {name}: {median:.2f} ms, speed {ratio:.2f}, {size / rows:.0f} bytes of state per row", flush=True)
 
 
 def measure_rounding(
@@ -88,9 +98,26 @@ def measure_rounding(
         )
 
 
+def measure_movement(rows: int = 2000, lr: float = 1e-3) -> None:
+    """Print how far rows with dense gradients of one sign move with CAdam, relative to Adam."""
+    print("distance that a row with dense gradients moves with CAdam, relative to Adam:")
+    for batches in (5, 10, 20, 50, 100, 500):
+        adam, cadam_ = (torch.nn.Parameter(torch.zeros(rows, 1)) for _ in range(2))
+        optimizers = [cadam.Adam([adam], lr=lr), cadam.CAdam([cadam_], lr=lr)]
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(20 * batches):
+            adam.grad = (torch.rand(rows, 1, generator=generator) < 1 / batches).float()
+            cadam_.grad = adam.grad
+            for optimizer in optimizers:
+                optimizer.step()
+        print(f"  in one of {batches} batches: {(cadam_.mean() / adam.mean()).item():.2f}", flush=True)
+
+
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["time", "rounding"]
+    chosen = sys.argv[1:] or ["time", "rounding", "movement"]
     if "time" in chosen:
         measure_time()
     if "rounding" in chosen:
         measure_rounding()
+    if "movement" in chosen:
+        measure_movement()

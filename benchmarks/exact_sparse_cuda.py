@@ -1,8 +1,9 @@
-"""Compare exact sparse updates with lazy ones on a CUDA device: time, and agreement with dense gradients.
+"""Compare the options of tables on a CUDA device: time, and agreement with dense gradients.
 
     python benchmarks/exact_sparse_cuda.py      # about a minute
 
-Steps of both are interleaved; the ratio is the speed of exact over lazy. The last lines count the rows of a float32
+Steps of lazy updates, exact updates and `confidence_after` are interleaved; ratios are speeds relative to lazy updates.
+The last lines count the rows of a float32
 table that differ from dense gradients after many steps, as in `exact_sparse_cpu.py`.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 import cadam
-from exact_sparse_cpu import MODES, measure_rounding
+from exact_sparse_cpu import LATE, VARIANTS, measure_rounding
 from peers import cases, timing
 
 TABLES = [("fields", 1, 16), ("zipf", 1, 10), ("skewed", 1, 16), ("zipf", 1, 64), ("zipf", 1, 128), ("fields", 50, 16)]
@@ -21,13 +22,13 @@ ROUNDS = 40
 
 
 def contenders(kind: str, rows: int, width: int, moments: str) -> list[cases.Contender]:
-    """Build lazy and exact updates of one table with the same batches of ids."""
+    """Build the optimizers of one table, with the same batches of ids."""
     batches = [cases.sample_ids(kind, rows, cases.IDS_PER_BATCH, seed).to("cuda") for seed in range(8)]
     return [
         cases.sparse_contender(
-            mode, partial(cadam.CAdam, sparse_updates=mode, moments=moments, fused=True), batches, rows, width
+            name, partial(cadam.CAdam, **VARIANTS[name], moments=moments, fused=True), batches, rows, width
         )
-        for mode in MODES
+        for name in ("lazy", "exact", LATE)
     ]
 
 

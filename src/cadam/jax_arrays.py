@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .numpy_functions import NumpyFunctions
-from .rules import Options
+from .rules import Options, Rule
 from .rules.update import Update
 
 TABLE_STEPS = 1024
@@ -57,6 +57,33 @@ class JaxFunctions:
     def mask(alignment: Any, step: Any) -> Any:
         """Return the step, or zero where the alignment is not positive. A NaN is not masked, so that it shows."""
         return jnp.where(alignment <= 0, 0.0, step)
+
+
+class CountedMask:
+    """The functions of a table whose confidence mask begins after some updates of a row."""
+
+    def __init__(self, is_masked: Any) -> None:
+        self._is_masked = is_masked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(JaxFunctions, name)
+
+    def mask(self, alignment: Any, step: Any) -> Any:
+        """Return the step, with zeros in masked rows where the alignment is not positive."""
+        return jnp.where(self._is_masked, JaxFunctions.mask(alignment, step), step)
+
+
+def aging_coefficients(rule: Rule, missed: Any, options: Options) -> dict[str, Any]:
+    """Return the scalars of `Rule.age`, by name.
+
+    Args:
+        rule: The rule.
+        missed: The number of steps that each row has missed; an integer array.
+        options: Options of the rule; numbers or arrays.
+    """
+    is_double = jax.config.jax_enable_x64
+    steps = missed.astype(jnp.float64) if is_double else Count(missed.astype(jnp.float32))
+    return {name: _array_or_number(value) for name, value in rule.aging(steps, options, JaxFunctions).items()}
 
 
 def step_coefficients(update: Update, count: Any, options: Options) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def copy(to: int, source: int, size: int, stream: int) -> int:
 NUMBERS = {"stride", "tensor_number", "seed", "n", "rows", "width", "bags", "batch", "first"}
 TYPES = dict.fromkeys(["table", "grads", "ids", "error", "counts", "order", "offsets", "starts"], torch.int64)
 TYPES |= {"keys": torch.int16, "sources": torch.int32, "owners": torch.int32, "coefficients": torch.float64}
-TYPES |= {"last_steps": torch.int32}
+TYPES |= {"last_steps": torch.int32, "row_steps": torch.int32}
 
 
 def launch(
@@ -328,6 +328,20 @@ def exact_updates_of_tables() -> None:
     assert any(found[3:]), found
     assert_same(a, b)
     cuda_rows.MIN_AGING_ROWS, aging.MIN_ROWS = before, 1024
+
+
+def tables_whose_rows_count_their_updates() -> None:
+    """The coefficients by count are computed again for other betas, and the step is then recorded again."""
+    for options in ({"confidence_after": 3}, {"row_steps": True}, {"confidence_after": 3, "row_steps": True}):
+        a, b = begin(tables, **options)
+        change = set_option("betas", (0.5, 0.6))
+        for t in (a, b):
+            assert t.step(3) == t.replays
+            change(t)
+        found = [(a.step(seed), b.step(seed))[0] for seed in range(4, 9)]
+        assert not found[0], found
+        assert found[-1], found
+        assert_same(a, b)
 
 
 def gradients_come_and_go() -> None:

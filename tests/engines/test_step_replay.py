@@ -38,6 +38,11 @@ def test_replayed_exact_sparse_updates_are_the_usual_ones() -> None:
 
 
 @needs_triton
+def test_replayed_updates_of_tables_whose_rows_count_are_the_usual_ones() -> None:
+    run_cases(CASES, ["tables_whose_rows_count_their_updates"])
+
+
+@needs_triton
 def test_gradients_that_come_and_go_are_noticed() -> None:
     run_cases(CASES, ["gradients_come_and_go"])
 

@@ -164,3 +164,80 @@ def test_mismatched_tables_ids_and_gradients_are_rejected(ids: Any, grads: Any, 
     table = jnp.ones((4, 2))
     with pytest.raises(ValueError, match=message):
         sparse_update.update(table, sparse_update.DEFAULT_OPTIMIZER.init(table), ids, grads)
+
+
+# Records of rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cadam", "camsgrad", "csgdm", "clion", "cradam", "cyogi", "cadabelief"])
+def test_exact_updates_have_the_result_of_dense_gradients_in_float64(name: str) -> None:
+    with jax.enable_x64(True):
+        optimizer = getattr(cadam.jax, name)(optax.exponential_decay(0.03, 5, 0.9))
+        table = dense = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (ROWS, WIDTH)))
+        state, step = sparse_update.init(table, optimizer, sparse_updates="exact"), jitted(optimizer)
+        of_dense = optimizer.init(dense)
+        for ids, grads in batches():
+            whole = np.zeros((ROWS, WIDTH))
+            np.add.at(whole, ids[:2], grads[:2])
+            updates, of_dense = optimizer.update(jnp.asarray(whole), of_dense, dense)
+            dense = optax.apply_updates(dense, updates)
+            table, state = step(jnp.copy(table), state, jnp.asarray(ids[:2]), jnp.asarray(grads[:2]))
+        assert largest_difference(table, dense) < 1e-12
+
+
+def test_one_exact_float32_step_from_the_same_state_agrees_to_rounding() -> None:
+    """After 3,000 missed steps, with the aged moments computed in float64."""
+    optimizer = cadam.jax.cadam(0.03, b1=0.999, b2=0.9999)
+    table, ids, grads = jnp.zeros((ROWS, WIDTH)), jnp.array([2]), jnp.full((1, WIDTH), 0.5)
+    table, state = sparse_update.update(
+        table, sparse_update.init(table, optimizer, sparse_updates="exact"), ids, grads, optimizer=optimizer
+    )
+    inner = jax.tree.map(lambda x: x + 3000 if x.dtype == jnp.int32 else x, state.optimizer)
+    late = state._replace(step=state.step + 3000, optimizer=inner)
+    _, late = sparse_update.update(table, late, ids, 0 * grads, optimizer=optimizer)
+    found = optax.tree_utils.tree_get(late.optimizer, "moments")
+    for buffer, beta, value in (("exp_avg", 0.999, 0.5), ("exp_avg_sq", 0.9999, 0.25)):
+        assert found[buffer][2, 0] == pytest.approx((1 - beta) * value * beta**3001, rel=1e-5)
+
+
+def test_the_mask_begins_as_in_the_torch_engine() -> None:
+    start = np.random.default_rng(1).uniform(-1, 1, (ROWS, WIDTH)).astype(np.float32)
+    theirs = torch.tensor(start)
+    options: dict[str, Any] = {"lr": LR, "confidence_after": 4}
+    buffers = cadam.optim.sparse_update.new_state(theirs, **options)
+    optimizer = cadam.jax.cadam(LR)
+    table = jnp.asarray(start)
+    state, step = sparse_update.init(table, optimizer, confidence_after=4), jitted(optimizer)
+    for number, (ids, grads) in enumerate(batches(), 1):
+        given = torch.tensor(ids), torch.tensor(grads, dtype=torch.float32)
+        cadam.optim.sparse_update.update_(theirs, buffers, *given, step=number, **options)
+        table, state = step(table, state, jnp.asarray(ids), jnp.asarray(grads, jnp.float32))
+    assert largest_difference(table, theirs.numpy()) < 1e-6
+    assert state.updates.tolist() == buffers["row_steps"].flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (cadam.jax.adam(LR), {"sparse_updates": "exact"}, "needs confidence=True"),
+        (cadam.jax.cadam(LR, weight_decay=0.1), {"sparse_updates": "exact"}, "needs weight_decay=0"),
+        (cadam.jax.cadabelief(LR, b1=0.9, b2=0.81), {"sparse_updates": "exact"}, "must differ"),
+        (optax.adam(LR), {"sparse_updates": "exact"}, "an optimizer of cadam.jax"),
+        (cadam.jax.adam(LR), {"confidence_after": 3}, "an optimizer with confidence"),
+        (cadam.jax.cadam(LR), {"confidence_after": 3, "sparse_updates": "exact"}, "does not support confidence_after"),
+        (cadam.jax.cadam(LR), {"confidence_after": -1}, "an integer from 0"),
+        (cadam.jax.cadam(LR), {"sparse_updates": "eager"}, "'lazy' or 'exact'"),
+    ],
+)
+def test_records_that_an_optimizer_does_not_support(optimizer: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sparse_update.init(jnp.ones((ROWS, WIDTH)), optimizer, **options)
+
+
+def test_a_state_with_records_is_not_converted() -> None:
+    state = sparse_update.init(jnp.ones((ROWS, WIDTH)), sparse_updates="exact")
+    optimizer = cadam.CAdam([("table", torch.nn.Parameter(torch.ones(ROWS, WIDTH)))])
+    with pytest.raises(ValueError, match="cannot be converted"):
+        cadam.jax.to_torch(state, optimizer.state_dict())
+    with pytest.raises(ValueError, match="cannot be converted"):
+        cadam.jax.from_torch(optimizer.state_dict(), state)

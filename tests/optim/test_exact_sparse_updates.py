@@ -395,4 +395,5 @@ def test_explain_says_how_a_table_is_updated() -> None:
     assert param.grad is not None
     param.grad = param.grad.to_dense()
     assert "92% of its rows have no gradient" in str(optimizer.explain())
+    assert "down to 0.1 of its distance" in str(optimizer.explain())
     assert "of its rows" not in str(cadam.Adam([param]).explain())

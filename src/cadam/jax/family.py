@@ -153,7 +153,12 @@ def _in_float32(inner: optax.GradientTransformation) -> Transformation:
     def widen(p: Any) -> Any:
         return jnp.asarray(p, jnp.result_type(p, jnp.float32))
 
-    def update_fn(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+    def update_fn(updates: Any, state: Any, params: Any = None, *, missed: Any = None, **extra: Any) -> Any:
+        if missed is not None:
+            raise ValueError(
+                "sparse_updates='exact' needs weight_decay=0: the dense algorithm decays rows that a batch does not "
+                "contain, before their lookup"
+            )
         return inner.update(updates, state, None if params is None else jax.tree.map(widen, params))
 
     return Transformation(inner.init, update_fn)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .sparse_update import TableState
 from .transform import RuleState
 
 MAXIMUM = "max_exp_avg_sq"
@@ -70,6 +71,7 @@ def from_torch(state_dict: Mapping[str, Any], state: Any, *, rename: Callable[[s
         count = jnp.asarray(next(iter(steps.values()), rule_state.count), jnp.int32)
         return rule_state._replace(count=count, moments=moments)
 
+    _check_is_lazy(state)
     if not any(map(_is_rule_state, jax.tree.leaves(state, is_leaf=_is_rule_state))):
         raise ValueError("the state has no moments of a rule: pass what `init` of an optimizer of cadam.jax returns")
     return jax.tree.map(lambda x: fill(x) if _is_rule_state(x) else x, state, is_leaf=_is_rule_state)
@@ -92,6 +94,7 @@ def to_torch(state: Any, state_dict: Mapping[str, Any], *, rename: Callable[[str
     """
     import torch
 
+    _check_is_lazy(state)
     keys = _parameter_keys(state_dict)
     entries: dict[Any, dict[str, Any]] = {}
     for rule_state in filter(_is_rule_state, jax.tree.leaves(state, is_leaf=_is_rule_state)):
@@ -105,6 +108,15 @@ def to_torch(state: Any, state_dict: Mapping[str, Any], *, rename: Callable[[str
                 dtype = np.float64 if leaf.dtype == jnp.float64 else np.float32
                 entry[buffer] = torch.from_numpy(np.array(leaf, dtype))
     return {**state_dict, "state": {**state_dict["state"], **entries}}
+
+
+def _check_is_lazy(state: Any) -> None:
+    """Raise ValueError if a state has records of its rows, which the converted state would lose."""
+    if any(isinstance(x, TableState) for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TableState))):
+        raise ValueError(
+            "the state of a table with sparse_updates='exact' or confidence_after cannot be converted: torch and JAX "
+            "keep the records of its rows in different forms. Convert the state of a table with lazy updates"
+        )
 
 
 def _is_rule_state(x: Any) -> bool:

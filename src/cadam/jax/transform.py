@@ -6,15 +6,17 @@ result is the step itself. The other transformations of an optax chain apply wei
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..jax_arrays import JaxFunctions, count_true, is_array, step_coefficients
+from ..jax_arrays import CountedMask, JaxFunctions, aging_coefficients, count_true, is_array, step_coefficients
 from ..rules import Options, Rule
 from ..rules.defaults import check_ranges, defaults, own_options
+from ..rules.sparse_updates import check_sparse_updates
 from ..rules.update import Update
 
 SEQUENTIAL_SIZE = 2**16
@@ -46,8 +48,9 @@ def scale_by_rule(
     """Replace gradients by the steps of a rule.
 
     Moments and steps are at least float32; `optax.apply_updates` adds the steps to parameters in half precision with
-    one rounding. The `update` function takes an extra argument ``touched``: the number of elements that the gradient
-    really has, if it is padded.
+    one rounding. The `update` function takes extra arguments, which `cadam.jax.sparse_update` passes: ``touched``, the
+    number of elements that the gradient really has, if it is padded; ``missed``, the number of steps without a gradient
+    by which the moments age first; and ``is_masked``, whether the confidence mask applies.
 
     Args:
         rule: A rule of `cadam.rules.RULES`, or your own.
@@ -73,6 +76,7 @@ def scale_by_rule(
         raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {', '.join(own_options(rule))}")
     o = {**defaults(rule), **options, "weight_decay": 0.0, "track_alignment": track_alignment}
     check_ranges(o, lambda value: None if is_array(value) else float(value))
+    plain = {name: rule.defaults[name] if is_array(value) else value for name, value in o.items()}
     initial = _initial_buffers(rule, o)
     update = Update.of(rule, confidence, o)
     coefficients = jax.jit(lambda count: step_coefficients(update, count, o))
@@ -86,10 +90,25 @@ def scale_by_rule(
         return RuleState(jnp.zeros([], jnp.int32), moments, jnp.zeros([], jnp.float32))
 
     def update_fn(
-        updates: optax.Updates, state: RuleState, params: Any = None, *, touched: Any = None, **extra: Any
+        updates: optax.Updates,
+        state: RuleState,
+        params: Any = None,
+        *,
+        touched: Any = None,
+        missed: Any = None,
+        is_masked: Any = None,
+        **extra: Any,
     ) -> tuple[optax.Updates, RuleState]:
         count = optax.safe_increment(state.count)
         c = coefficients(count)
+        aging_update, functions = update, JaxFunctions if is_masked is None else CountedMask(is_masked)
+        if missed is not None:
+            check_sparse_updates(rule, {**plain, "sparse_updates": "exact", "confidence": confidence})
+            rule.check({**plain, "sparse_updates": "exact"})
+            aging_update = replace(update, ages=True)
+            c = {**c, **aging_coefficients(rule, missed, o)}
+        if is_masked is not None and not confidence:
+            raise ValueError("confidence_after needs an optimizer with confidence, such as cadam.jax.cadam")
         grads, tree = jax.tree.flatten(updates)
         buffers = {name: tree.flatten_up_to(moments) for name, moments in state.moments.items()}
         steps: list[jax.Array] = []
@@ -99,12 +118,12 @@ def scale_by_rule(
             old = {name: leaves[i] for name, leaves in buffers.items()}
             dtype = jnp.result_type(grad, jnp.float32, *old.values())
             is_large, grad = jnp.size(grad) >= SEQUENTIAL_SIZE, jnp.asarray(grad, dtype)
-            result = update(
+            result = aging_update(
                 0.0,
                 _after(previous, grad) if is_large and previous is not None else grad,
                 {name: buffer.astype(dtype) for name, buffer in old.items()},
                 {name: jnp.asarray(value, dtype) for name, value in c.items()},
-                JaxFunctions,
+                functions,
             )
             steps.append(result.param)
             for name, buffer in old.items():

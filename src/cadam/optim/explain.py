@@ -129,10 +129,13 @@ def _dense_table_warning(param: Tensor, group: ResolvedGroup) -> str | None:
     absent = 1 - float((grad != 0).any(1).float().mean())
     if not group.update.confidence or absent < ABSENT_ROWS:
         return None
+    share = ""
+    if {"betas", "eps"} <= group.numbers.keys():
+        share = f", down to {1 - float(group.numbers['betas'][0]):.2g} of its distance for the rarest rows"
     return (
         f"{absent:.0%} of its rows have no gradient, as in an embedding table with dense gradients: their momentum "
-        "decays in every step, and with confidence a rare row moves much less than with Adam. sparse=True keeps the "
-        "moments until the row appears again, see docs/swap.md"
+        f"decays in every step, and with confidence a rare row moves much less than without{share}. sparse=True keeps "
+        "the moments until the row appears again, see docs/swap.md"
     )
 
 

@@ -39,6 +39,15 @@ def counts_updates(o: Options) -> bool:
     return bool(o["confidence"] and o["confidence_after"] > 1)
 
 
+def check_confidence_after(value: Any) -> None:
+    """Raise ValueError unless the value is the number of an update that kernels can look up."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_CONFIDENCE_AFTER:
+        raise ValueError(
+            f"Invalid confidence_after value: {value!r} (the number of a row's update, an integer from 0 to "
+            f"{MAX_CONFIDENCE_AFTER:,})"
+        )
+
+
 def check_sparse_updates(rule: Rule, o: Options) -> None:
     """Check both options and that all others allow exact updates.
 
@@ -46,11 +55,7 @@ def check_sparse_updates(rule: Rule, o: Options) -> None:
         ValueError: If a value is invalid, or exact updates are not possible.
     """
     after = o["confidence_after"]
-    if isinstance(after, bool) or not isinstance(after, int) or not 0 <= after <= MAX_CONFIDENCE_AFTER:
-        raise ValueError(
-            f"Invalid confidence_after value: {after!r} (the number of a row's update, an integer from 0 to "
-            f"{MAX_CONFIDENCE_AFTER:,})"
-        )
+    check_confidence_after(after)
     if after and not o["confidence"]:
         raise ValueError(
             f"confidence_after={after} needs confidence=True: without it there is no mask that could begin"

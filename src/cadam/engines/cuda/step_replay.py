@@ -152,8 +152,9 @@ class CudaStep:
         """Adopt the options and step counts after a step that was planned.
 
         Returns:
-            False if the recording cannot be used any more: a table has moved or got too many ids, the groups are
-            different ones, steps are taken on another stream, or replay was turned off.
+            False if the recording cannot be used any more: a table has moved or got too many ids or steps, the
+            coefficients of its rows were computed again, the groups are different ones, steps are taken on another
+            stream, or replay was turned off.
         """
         if groups is not self.containers.groups or state is not self.containers.state or disabled_reason(groups):
             return False
@@ -161,7 +162,7 @@ class CudaStep:
         news = [part.update_snapshots() for part in self.parts]
         if any(new and part.is_sparse for new, part in zip(news, self.parts, strict=True)):
             return False
-        if any(table.outgrown for table in self.tables):
+        if any(table.is_outdated for table in self.tables):
             return False
         tracked = self._tracked_groups()
         if len(tracked) != self.group_containers or not all(map(_is_trackable, tracked)):
@@ -346,8 +347,6 @@ def _replayable_batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]
         if isinstance(batch, RowBatch):
             if rounds_stochastically(job.group):
                 raise UnavailableError("embedding rows are rounded stochastically")
-            if batch.coefficient_table is not None:
-                raise UnavailableError("embedding rows count their own steps")
             continue
         grads = job.grad_snapshot
         kinds = None if grads is None else grads.kinds[job.grad_index[batch.positions]]
@@ -411,8 +410,9 @@ class ReplayedTable:
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         kernels = [BoundKernel.of(make_keys(self.in_bags), kind)]
-        aging_coefficients = batch.aging_tables.tables.get(slot.work_dtype)
-        state = tensors_of(slot, aging_coefficients=aging_coefficients)
+        self.coefficient_table = batch.coefficient_table
+        self.coefficients_by_step = None if self.coefficient_table is None else self.coefficient_table.rows
+        state = tensors_of(slot, self.coefficients_by_step, batch.aging_tables.tables.get(slot.work_dtype))
         steps = batch.numbers.counts
         assert steps is not None  # `_Part` refuses step counts on the device
         self.step_count = steps[i : i + 1]
@@ -450,6 +450,12 @@ class ReplayedTable:
         self._keep_alive = tensors
         self.sorted_by = self
         """The table that sorts the ids: another one if both are looked up with the same ids."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the table got too many ids or steps, or the coefficients by step were computed again."""
+        table = self.coefficient_table
+        return self.outgrown or (table is not None and table.rows is not self.coefficients_by_step)
 
     def set_launches(self, make_keys: Any, *after_sort: Any) -> None:
         """Set the launch records that this table fills in."""
