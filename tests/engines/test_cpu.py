@@ -26,6 +26,7 @@ from cadam.codegen.kernel_spec import KernelSpec, kernel_specs
 from cadam.engines import selection
 from cadam.engines.cpu import dense as native
 from cadam.engines.cpu import sparse as cpu_rows
+from cadam.engines.step_plan import StepPlan
 from cadam.native import build, loader
 from cadam.rules import ADAM, RULES, Rule, Step
 from cadam.rules.defaults import defaults
@@ -483,6 +484,30 @@ def test_rows_of_any_width_equal_the_reference(width: int) -> None:
         torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tables_whose_gradients_have_the_same_ids_are_updated_as_alone(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(5000, width, generator=generator).to(dtype) for width in (8, 1, 1)]
+    results = []
+    for together in (True, False):
+        tables = [table.clone().requires_grad_() for table in start]
+        optimizers = [cadam.CAdam(group, lr=0.1) for group in ([tables] if together else [[t] for t in tables])]
+        for step in range(3):
+            random = torch.Generator().manual_seed(step)
+            ids = (torch.rand(3000, generator=random) ** 3 * 5000).long()[None]
+            other_ids = torch.flip(ids, [1])
+            for table, rows in zip(tables, (ids, ids, other_ids), strict=True):
+                values = torch.randn(3000, table.shape[1], generator=random).to(dtype)
+                table.grad = torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=True)
+            for optimizer in optimizers:
+                optimizer.step()
+        counts = [optimizer.alignment().total for optimizer in optimizers]
+        results.append((tables, sum(count.aligned for count in counts), sum(count.touched for count in counts)))
+    (tables, aligned, touched), (expected, expected_aligned, expected_touched) = results
+    assert all(map(torch.equal, tables, expected))
+    assert (aligned, touched) == (expected_aligned, expected_touched)
+
+
 def test_many_sparse_dimensions() -> None:
     indices = torch.tensor([[0, 1, 0, 2], [3, 0, 3, 1]])
     for values, shape in ((torch.randn(4, 5), (3, 4, 5)), (torch.randn(4), (3, 4))):
@@ -494,6 +519,87 @@ def test_many_sparse_dimensions() -> None:
             optimizer.step()
             results.append(p.detach())
         torch.testing.assert_close(*results)
+
+
+class SameGrads:
+    """Parameters whose gradients keep their memory, and an optimizer that is told so, or not."""
+
+    def __init__(self, is_told: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(40, 8), (40, 1), (17, 3), (5,)]
+        self.params = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+        self.ids = torch.zeros(1, 30, dtype=torch.int64)
+        self.values = [torch.zeros(30, width) for width in (8, 1)] + [torch.zeros(17, 3), torch.zeros(5)]
+        tables = [
+            torch.sparse_coo_tensor(self.ids, v, (40, v.shape[1]), check_invariants=True) for v in self.values[:2]
+        ]
+        self.grads = [*tables, *self.values[2:]]
+        self.optimizer = cadam.CAdam(self.params, lr=0.1)
+        self.is_told, self.generator = is_told, generator
+        self.last: object = None
+
+    def step(self) -> None:
+        self.ids.copy_(torch.randint(0, 40, (1, 30), generator=self.generator))
+        for param, grad, values in zip(self.params, self.grads, self.values, strict=True):
+            values.copy_(torch.randn(values.shape, generator=self.generator))
+            param.grad = grad
+        if self.is_told:
+            self.last = self.optimizer.step_on_same_grads(self.last)
+        else:
+            self.optimizer.step()
+
+
+def change_lr(case: SameGrads) -> None:
+    case.optimizer.param_groups[0]["lr"] = 0.01
+
+
+def take_another_step(case: SameGrads) -> None:
+    for param in case.params[1:]:
+        param.grad = torch.ones_like(param)
+    case.params[0].grad = None
+    case.optimizer.step()
+
+
+def move_state(case: SameGrads) -> None:
+    state = case.optimizer.state[case.params[2]]
+    state["exp_avg"] = state["exp_avg"].clone().mul_(2)
+
+
+def load_state(case: SameGrads) -> None:
+    case.optimizer.load_state_dict(case.optimizer.state_dict())
+
+
+def replace_memory(case: SameGrads) -> None:
+    case.params[3].data = case.params[3].data * 2
+
+
+def add_hook(case: SameGrads) -> None:
+    def hook(*_: Any) -> None:
+        case.params[3].data.zero_()
+
+    case.optimizer.register_step_pre_hook(hook)
+
+
+@pytest.mark.parametrize("change", [change_lr, take_another_step, move_state, load_state, replace_memory, add_hook])
+def test_a_step_on_the_same_gradients_equals_any_other(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeated: list[bool] = []
+    repeat = StepPlan.repeat
+
+    def counted_repeat(plan: StepPlan) -> bool:
+        repeated.append(repeat(plan))
+        return repeated[-1]
+
+    monkeypatch.setattr(StepPlan, "repeat", counted_repeat)
+    cases = SameGrads(True), SameGrads(False)
+    for case in cases:
+        for step in range(12):
+            if step == 6:
+                change(case)
+            case.step()
+    assert repeated.count(True) >= 5
+    for mine, expected in zip(cases[0].params, cases[1].params, strict=True):
+        assert torch.equal(mine, expected)
+    assert cases[0].optimizer.alignment() == cases[1].optimizer.alignment()
 
 
 # rows.update_ -------------------------------------------------------------------------------------------------

@@ -51,12 +51,15 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
     grads, step, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(1, np.float32), np.zeros(3, np.int64)
     pointers = [t.ctypes.data for t in (*tensors, step, counts)]
-    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 7, 1, dtype, 0, 0], np.int64)
+    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 7, 1, 0, dtype, 0, 0], np.int64)
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
-    given = table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data
-    squares = np.zeros(1)
-    found = c.cadam_sparse_squared_norm(*given, squares.ctypes.data, 3, in_two_parts)
-    done = c.cadam_sparse_step(*given, coefficients.ctypes.data, 3, in_two_parts)
+    squares, addresses = np.zeros(1), np.array([grads.ctypes.data, coefficients.ctypes.data])
+    given = ids.ctypes.data, len(ids), grads.ctypes.data, squares.ctypes.data, 3, in_two_parts
+    found = c.cadam_sparse_squared_norm(table.ctypes.data, *given)
+    done = c.cadam_sparse_step(
+        *(table.ctypes.data, 1, ids.ctypes.data, len(ids), addresses[:1].ctypes.data, addresses[1:].ctypes.data),
+        *(3, in_two_parts),
+    )
     assert (found < 0) == (done < 0)  # either function may name any of several invalid ids
     return done
 
@@ -82,7 +85,7 @@ def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: 
     moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
     tensors = [block(height * width, SIZES[dtype]), moment, second, np.zeros(0), np.zeros(0), np.zeros(1, np.float32)]
     scales, steps, set_of = [block(height, 1), block(height, 1)], np.zeros(height, np.int32), np.zeros(2, np.int32)
-    own = [2 * by_row, steps.ctypes.data, set_of.ctypes.data, 1]
+    own = [2 * by_row, steps.ctypes.data, set_of.ctypes.data, 1, 1]
     pointers = [t.ctypes.data for t in tensors]
     table = np.array(
         [*pointers, 0, height, width, kernel, dtype, *(s.ctypes.data for s in scales), 1, moments, *own, 0, 0, 0],
@@ -91,8 +94,9 @@ def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: 
     coefficients = np.full(32, 0.5)
     for of_grads in {dtype, 0}:
         table[-3], grads, steps[:] = of_grads, block(n * width, SIZES[of_grads]), 0
-        given = table.ctypes.data, ids.ctypes.data, n, grads.ctypes.data, coefficients.ctypes.data
-        assert c.cadam_sparse_step(*given, 3, in_two_parts) == -1
+        addresses = np.array([grads.ctypes.data, coefficients.ctypes.data])
+        given = ids.ctypes.data, n, addresses[:1].ctypes.data, addresses[1:].ctypes.data, 3, in_two_parts
+        assert c.cadam_sparse_step(table.ctypes.data, 1, *given) == -1
 
 
 def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, width: int, n: int) -> None:
@@ -261,8 +265,9 @@ def main(library: str, mode: str, kernels: str) -> None:
     c.cadam_dense_step.argtypes = [pointer, number, pointer, number, number, PARALLEL_FOR]
     c.cadam_check_ids.argtypes = [pointer, number, number, PARALLEL_FOR]
     c.cadam_check_ids.restype = number
-    for each in (c.cadam_sparse_step, c.cadam_sparse_squared_norm):
-        each.argtypes, each.restype = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR], number
+    c.cadam_sparse_step.argtypes = [pointer, number, pointer, number, pointer, pointer, number, PARALLEL_FOR]
+    c.cadam_sparse_squared_norm.argtypes = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR]
+    c.cadam_sparse_step.restype = c.cadam_sparse_squared_norm.restype = number
     for each in (c.cadam_learn_per_event, c.cadam_score_events):
         each.argtypes, each.restype = [pointer, pointer], number
     random = np.random.default_rng(0)

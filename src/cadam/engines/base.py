@@ -6,7 +6,7 @@ planned as a list of batches for each engine (`cadam.engines.step_plan`); `Engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache, cached_property, reduce
@@ -240,6 +240,14 @@ class Engine:
     def run(self, batches: Sequence[KernelBatch]) -> None:
         """Count the step of every slot, and update parameters, buffers and alignment counters in place."""
         raise NotImplementedError
+
+    def repetition(self, batches: Sequence[KernelBatch]) -> Callable[[], None] | None:
+        """Return a function that runs the last step again, with new values in the memory of the same gradients.
+
+        Returns:
+            The function, which is valid as long as the plan, or None if the engine does not repeat this step.
+        """
+        return None
 
     def update(self, batch: KernelBatch, grads: Sequence[RowGrad]) -> None:
         """Count and update the slots of one batch with gradients of rows, if `takes_row_grads`."""

@@ -17,7 +17,7 @@ a new plan is made from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +129,9 @@ class StepPlan:
         """The type of each gradient in this step; None if the parameter has none."""
         self.work: list[tuple[Engine, list[KernelBatch]]] = []
         self.replay = ReplayController()
+        self.last_step = object()
+        """An object that is replaced in every step."""
+        self._repetitions: list[Callable[[], None]] | None = None
         self.is_reusable, self.is_finished = True, False
         self.has_new_slots, self.has_new_batches = False, True
         self.overlaps = False
@@ -324,11 +327,15 @@ class StepPlan:
         self.work = list(work.values())
         self.replay = ReplayController()
 
-    def finish(self) -> None:
+    def finish(self, keeps_grads: bool = False) -> None:
         """Complete a step: adopt what the engines have moved, record the step if it repeats, release the gradients.
 
         Gradients are as large as the parameters, and the user may be about to delete them.
+
+        Args:
+            keeps_grads: Whether engines may keep gradients to `repeat` the step.
         """
+        self.last_step, self._repetitions = object(), None
         if self.has_new_batches:
             self.memory.update()  # Engines move step counts of a new batch into one tensor.
         if self.has_new_slots:
@@ -339,6 +346,8 @@ class StepPlan:
         for _, batches in self.work:
             for batch in batches:
                 batch.grads = ()
+                if not keeps_grads:
+                    batch.memo.pop("step", None)
         for view in self.views:
             view.grad_holder.grad = None
         self.is_finished = True
@@ -354,6 +363,23 @@ class StepPlan:
             return TrackedContainers(self.groups, self.state, present, absent)
 
         self.replay.after_step(self.work, containers)
+
+    def repeat(self) -> bool:
+        """Run the last step again, with new values in the memory of the same gradients; the plan must fit.
+
+        Returns:
+            Whether the step was run. If an engine cannot repeat it, nothing has changed.
+        """
+        if self._repetitions is None:
+            repetitions = [engine.repetition(batches) for engine, batches in self.work]
+            if self.views or any(repetition is None for repetition in repetitions):
+                return False
+            self._repetitions = [repetition for repetition in repetitions if repetition is not None]
+        self.is_finished = False  # If a kernel fails, the next step makes a new plan.
+        for repetition in self._repetitions:
+            repetition()
+        self.last_step, self.is_finished = object(), True
+        return True
 
     def last_layouts(self) -> dict[Tensor, str]:
         """Return "sparse" or "dense" for each parameter that had a gradient in the last step."""

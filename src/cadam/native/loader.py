@@ -149,13 +149,14 @@ def _declare(c: ctypes.CDLL) -> Library:
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
     on_batches = (c.cadam_inputs_forward, c.cadam_inputs_add_numbers, c.cadam_inputs_backward)
+    c.cadam_normal_numbers.argtypes, c.cadam_normal_numbers.restype = [number, pointer], None
     for function in (c.cadam_learn_per_event, c.cadam_score_events, *on_batches):
         function.argtypes, function.restype = [pointer, pointer], number
     for function in (c.cadam_split_lines, c.cadam_read_values):
         function.argtypes, function.restype = [pointer], None
-    for function in (c.cadam_sparse_step, c.cadam_sparse_squared_norm):
-        function.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
-        function.restype = number
+    c.cadam_sparse_step.argtypes = [pointer, number, pointer, number, pointer, pointer, number, pointer]
+    c.cadam_sparse_squared_norm.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
+    c.cadam_sparse_step.restype = c.cadam_sparse_squared_norm.restype = number
     c.cadam_index_find.argtypes = [pointer, pointer, number, pointer, number, pointer]
     c.cadam_index_assign.argtypes = [pointer, pointer, number]
     c.cadam_index_evict.argtypes = [pointer, number, number]

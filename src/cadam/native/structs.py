@@ -56,7 +56,7 @@ EVENT_BATCH = _struct("n", "rows", "weights", "numbers", "labels", "c", "scores"
 INPUT_LAYER = _struct(
     *("table", "linear", "bias", "slopes", "vectors", "dtype", "width", "has_pairs"),
     *("id_features", "entries", "fields", "numbers", "lengths", "is_list", "zero_is_missing", "starts", "sizes"),
-    *("bin_starts", "bins", "count", "sample", "sample_size", "slot_stride", "max_shift"),
+    *("bin_starts", "bins", "count", "sample", "sample_size", "slot_stride", "max_shift", "normals"),
 )
 INPUT_BATCH = _struct(
     *("n", "is_training", "columns", "rows", "weights", "scaled", "embedded", "sums", "terms"),

@@ -1,19 +1,24 @@
 """The training step of the ready-made models on the CPU, without autograd.
 
-The input layer is compiled code (native/src/batch_inputs.c), matrix products are torch's, and all tensors of a batch,
+The input layer is compiled code (native/src/batch_inputs.c), matrix products are torch's, and most tensors of a batch,
 also its gradients, are allocated once for each batch size. The optimizer is called as usual. The operations, and thus
-all weights, are the same as those of `TrainingStep`, which processes every batch that is not supported.
+all weights, are the same, up to rounding, as those of `TrainingStep`, which processes every batch that is not
+supported.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
+import platform
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..native.container_snapshot import ContainerSnapshot
+from ..native.tensor_snapshot import TensorSnapshot
+from ..optim.optimizer import Optimizer
+from .compiled_step import CompiledStep
 from .data.events import FEATURE_PREFIX, Array, Columns
 from .data.kind import SHARED_ID_ROW
 from .graph_step import GraphStep
@@ -28,11 +33,37 @@ MODELS = (Linear, FM, MLP, DeepFM)
 """The models that are supported, without their subclasses."""
 MAX_SIZES = 8
 """The number of batch sizes for which tensors are kept."""
+MIN_WORK_FOR_ONEDNN = 1_000_000
+"""The number of multiplications from which on oneDNN computes a matrix product. It compiles code for each shape."""
 _FORWARD = {kind: kind.forward for kind in (*MODELS, Inputs)}
 
 
-def create_training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> TrainingStep:
-    """Return the fastest implementation of the training step for a model, an optimizer and a loss."""
+@cache
+def has_onednn() -> bool:
+    """Whether torch can compute matrix products of float32 on this processor by oneDNN.
+
+    By default torch uses MKL, which does not use the full vectors of processors by other vendors than Intel: it takes
+    1.7 times as long for these products on an AMD EPYC with AVX-512. The choice must not depend on measured times, so
+    that a resumed run is equal to the bit.
+    """
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    is_built = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return is_x86 and is_built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def create_training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, *, compile: bool = False
+) -> TrainingStep:
+    """Return the fastest implementation of the training step for a model, an optimizer and a loss.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+        loss: computes the mean loss from scores and labels.
+        compile: whether `torch.compile` compiles the model, which must not be a ready-made one.
+    """
+    if compile:
+        return CompiledStep(model, optimizer, loss)
     if any(param.device.type == "cuda" for param in model.parameters()):
         return GraphStep(model, optimizer, loss)
     kind = FusedStep if type(model) in MODELS and loss is LOG_LOSS else TrainingStep
@@ -54,12 +85,19 @@ class FusedStep(TrainingStep):
             return None
         count = len(columns["label"])
         fused = self._find_pass(count) if count and "weight" not in columns else None
-        scores = None if fused is None else fused.forward(columns)
-        if fused is None or scores is None:
+        if fused is None:
             return super().learn(columns)
-        fused.assign_rows(columns)
-        fused.backward(self._labels(columns))
-        self.optimizer.step()
+        with torch.no_grad():
+            scores = fused.forward(columns)
+            if scores is not None:
+                fused.assign_rows(columns)
+                fused.backward(self._labels(columns))
+        if scores is None:
+            return super().learn(columns)
+        if isinstance(self.optimizer, Optimizer):
+            fused.last_step = self.optimizer.step_on_same_grads(fused.last_step)
+        else:
+            self.optimizer.step()
         self.count_steps(1, count)
         return scores
 
@@ -82,7 +120,7 @@ class FusedStep(TrainingStep):
     def _find_pass(self, count: int) -> FusedPass | None:
         """Return the pass for a batch size, or None if batches are processed by autograd."""
         assert isinstance(self.model, Linear)
-        if self._layout is None or not self._layout.is_unchanged(self.model, self.optimizer):
+        if self._layout is None or not self._layout.is_unchanged(self.optimizer):
             self._passes.clear()
             self._layout = None
             if self.find_unsupported() is not None:
@@ -112,29 +150,21 @@ class _Layout:
         self.modules = list(model.modules())
         self.types = list(map(type, self.modules))
         self.params = list(model.parameters())
-        self.owners = [
-            (entries, name, value)
-            for module in self.modules
-            for entries in (module._modules, module._parameters, module._buffers)
-            for name, value in entries.items()
-        ]
+        owners = [entries for x in self.modules for entries in (x._modules, x._parameters, x._buffers)]
+        self.owners = ContainerSnapshot(owners)
         self.hooks = [vars(module)[kind] for module in self.modules for kind in HOOKS]
         self.groups = [len(group["params"]) for group in optimizer.param_groups]
-        self.addresses = self._addresses(model)
+        self.memory = TensorSnapshot([*self.params, model.inputs.normalizer.count, model.inputs.normalizer.sample])
 
-    def _addresses(self, model: Linear) -> list[Any]:
-        normalizer = model.inputs.normalizer
-        tensors = (*self.params, normalizer.count, normalizer.sample)
-        return [(tensor.data_ptr(), tensor.requires_grad, tensor.dtype) for tensor in tensors]
-
-    def is_unchanged(self, model: Linear, optimizer: torch.optim.Optimizer) -> bool:
+    def is_unchanged(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether nothing has changed on which the support of model and optimizer depends."""
         return (
-            all(entries.get(name) is value for entries, name, value in self.owners)
+            self.owners.is_unchanged()
             and list(map(type, self.modules)) == self.types
             and not self._has_hooks()
             and not self._has_other_forward()
-            and self._addresses(model) == self.addresses
+            and not self.memory.update()
+            and all(param.requires_grad for param in self.params)
             and [len(group["params"]) for group in optimizer.param_groups] == self.groups
             and all(kind.forward is forward for kind, forward in _FORWARD.items())
         )
@@ -150,7 +180,7 @@ class _Layout:
 
     def _has_other_forward(self) -> bool:
         """Whether a module has its own function `forward` instead of that of its class."""
-        return any("forward" in vars(module) for module in self.modules)
+        return any("forward" in module.__dict__ for module in self.modules)
 
     def find_unsupported(self, model: Linear) -> str | None:
         """Return what is not supported about a model, or None."""
@@ -184,6 +214,8 @@ class FusedPass:
 
     def __init__(self, model: Linear, compiled: CompiledInputs, count: int) -> None:
         self.count, self.library = count, compiled.library
+        self.last_step: object = None
+        """The last step of the optimizer on the gradients of this object, see `Optimizer.step_on_same_grads`."""
         self.names = [FEATURE_PREFIX + name for name, _, _ in compiled.features]
         self.shapes = [(count, *shape) for _, shape, _ in compiled.features]
         sizes = [count * int(np.prod(shape)) for _, shape, _ in compiled.features]
@@ -212,6 +244,11 @@ class FusedPass:
         self.outputs = [inputs, *(inputs.new_empty(count, len(weight)) for weight in self.weights)]
         """The embeddings, then the output of each layer: of hidden layers after the ReLU, and last the scores."""
         self.output_grads = [torch.empty_like(output) for output in self.outputs] if layers else []
+        self.uses_onednn = [
+            dtype == torch.float32 and has_onednn() and count * weight.numel() >= MIN_WORK_FOR_ONEDNN
+            for weight in self.weights
+        ]
+        """Whether oneDNN computes the products with the weights of each layer."""
         self.scores, self.errors = torch.empty(count), torch.empty(count)
         self.term_grads = self.errors if dtype == torch.float32 else torch.empty(count, dtype=dtype)
         embedded_grads = self.output_grads[0] if layers else None
@@ -251,19 +288,35 @@ class FusedPass:
         if self.batch.call(self.library.cadam_inputs_forward) != DONE:
             return None
         total = self.batch.terms
-        with torch.no_grad():
-            for layer, (x, y) in enumerate(pairwise(self.outputs)):
-                torch.addmm(self.biases[layer], x, self.weights[layer].t(), out=y)
-                if layer < len(self.weights) - 1:
-                    y.relu_()
-            if self.weights:
-                total = total + self.outputs[-1].squeeze(1)
-            scores: Array = self.scores.copy_(total).numpy().copy()
+        for layer in range(len(self.weights)):
+            self._apply_layer(layer)
+        if self.weights:
+            total = total + self.outputs[-1].squeeze(1)
+        scores: Array = self.scores.copy_(total).numpy().copy()
         if not np.isfinite(scores).all():
             return None
         if self.batch.call(self.library.cadam_inputs_add_numbers) != DONE:
             return None
         return scores
+
+    def _apply_layer(self, layer: int) -> None:
+        """Compute the output of a layer, of hidden layers with the ReLU."""
+        x, weight, bias, is_hidden = (
+            self.outputs[layer],
+            self.weights[layer],
+            self.biases[layer],
+            self._is_hidden(layer),
+        )
+        if self.uses_onednn[layer]:
+            activation = "relu" if is_hidden else "none"
+            self.outputs[layer + 1] = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+            return
+        torch.addmm(bias, x, weight.t(), out=self.outputs[layer + 1])
+        if is_hidden:
+            self.outputs[layer + 1].relu_()
+
+    def _is_hidden(self, layer: int) -> bool:
+        return layer < len(self.weights) - 1
 
     def assign_rows(self, columns: Columns) -> None:
         """Give rows to new ids of the batch. Their values are those with which the scores were computed."""
@@ -278,21 +331,31 @@ class FusedPass:
 
     def backward(self, labels: Tensor) -> None:
         """Compute the gradients of the mean log loss of the batch, and assign them to the parameters."""
-        with torch.no_grad():
-            torch.sigmoid(self.scores, out=self.errors)
-            self.errors.sub_(labels).div_(self.count)
-            if self.term_grads is not self.errors:
-                self.term_grads.copy_(self.errors)
-            if self.weights:
-                self.output_grads[-1].copy_(self.term_grads.unsqueeze(1))
-            for layer in reversed(range(len(self.weights))):
-                grad = self.output_grads[layer + 1]
-                torch.mm(grad.t(), self.outputs[layer], out=self.weight_grads[layer])
-                torch.sum(grad, 0, out=self.bias_grads[layer])
-                torch.mm(grad, self.weights[layer], out=self.output_grads[layer])
-                if layer:
-                    previous = self.output_grads[layer]
-                    torch.ops.aten.threshold_backward.grad_input(previous, self.outputs[layer], 0, grad_input=previous)
+        torch.sigmoid(self.scores, out=self.errors)
+        self.errors.sub_(labels).div_(self.count)
+        if self.term_grads is not self.errors:
+            self.term_grads.copy_(self.errors)
+        if self.weights:
+            self.output_grads[-1].copy_(self.term_grads.unsqueeze(1))
+        for layer in reversed(range(len(self.weights))):
+            if self._is_hidden(layer):
+                grad, output = self.output_grads[layer + 1], self.outputs[layer + 1]
+                torch.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=grad)
+            self._differentiate_layer(layer)
+        if self.weights:
+            self.batch.record["embedded_grads"] = self.output_grads[0].data_ptr()
         self.batch.call(self.library.cadam_inputs_backward)
         for param, grad in self.grads:
             param.grad = grad
+
+    def _differentiate_layer(self, layer: int) -> None:
+        """Compute the gradients of the parameters and of the input of a layer from that of its output."""
+        x, weight, grad = self.outputs[layer], self.weights[layer], self.output_grads[layer + 1]
+        torch.sum(grad, 0, out=self.bias_grads[layer])
+        if self.uses_onednn[layer]:
+            linear = torch.ops.mkldnn._linear_pointwise
+            self.weight_grads[layer].copy_(linear(grad.t(), x.t(), None, "none", [], ""))
+            self.output_grads[layer] = linear(grad, weight.t(), None, "none", [], "")
+            return
+        torch.mm(grad.t(), x, out=self.weight_grads[layer])
+        torch.mm(grad, weight, out=self.output_grads[layer])

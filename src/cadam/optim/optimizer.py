@@ -56,6 +56,8 @@ class Optimizer(torch.optim.Optimizer):
     _plan: StepPlan | None
     _counts: dict[Tensor, Tensor]
     """The alignment counters of each parameter."""
+    _keeps_grads = False
+    """Whether the plan of the present step may keep its gradients."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
@@ -86,6 +88,46 @@ class Optimizer(torch.optim.Optimizer):
                 engine.run(batches)
             self._finish_step()
         return loss
+
+    def step_on_same_grads(self, previous: object = None) -> object:
+        """Do the same as `step`, in less time if the gradients are the tensors of the last step with new values.
+
+        Args:
+            previous: The result of an earlier call. By passing it, the caller promises that all gradients are the very
+                tensors of that call, with the same memory: only values, and ids of sparse gradients, have changed. If
+                other steps have been taken since, they are noticed.
+
+        Returns:
+            An object for the next call.
+        """
+        plan, has_scaler = self._plan, hasattr(self, "grad_scale") or hasattr(self, "found_inf")
+        is_same = previous is not None and plan is not None and plan.last_step is previous
+        if is_same and not (has_scaler or "step" in self.__dict__ or self._has_hooks()):
+            assert plan is not None
+            self._plan = (
+                None  # A plan that does not fit has adopted the changes, so that it would seem to fit next time.
+            )
+            if plan.fits(self.param_groups, self.state, unscale=False):
+                self._plan = plan
+                if plan.repeat():
+                    return plan.last_step
+        self._keeps_grads = True
+        try:
+            self.step()
+        finally:
+            self._keeps_grads = False
+        return None if self._plan is None else self._plan.last_step
+
+    def _has_hooks(self) -> bool:
+        """Whether a hook of the step or a profiler is active."""
+        return bool(
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+            or profiler._is_profiler_enabled
+            or torch.compiler.is_compiling()
+        )
 
     def _plan_step(self) -> Work:
         """Return the batches of each engine for this step; no batches if a gradient overflowed."""
@@ -131,7 +173,7 @@ class Optimizer(torch.optim.Optimizer):
     def _finish_step(self) -> None:
         plan = self._plan
         if plan is not None:
-            plan.finish()
+            plan.finish(keeps_grads=self._keeps_grads)
             if not plan.is_reusable:
                 self._plan = None
 
@@ -538,14 +580,7 @@ def _bypass_hooks(unhooked: Callable[..., Any], hooked: Callable[..., Any]) -> C
 
     @wraps(unhooked)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if (
-            self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-            or profiler._is_profiler_enabled
-            or torch.compiler.is_compiling()
-        ):
+        if self._has_hooks():
             return hooked(self, *args, **kwargs)
         return unhooked(self, *args, **kwargs)
 

@@ -6,8 +6,8 @@ A step reads and writes every value once. The addresses of parameters and state 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,13 @@ class Native(Engine):
             memo["native"] = DenseStep(batches)
         memo["native"].run(batches)
 
+    def repetition(self, batches: Sequence[KernelBatch]) -> Callable[[], None] | None:
+        """Return a function that runs the last step again."""
+        step: DenseStep | None = batches[0].memo.get("native")
+        if step is None or not step.is_repeatable:
+            return None
+        return partial(step.repeat, batches[0])
+
 
 class DenseStep:
     """All tensors of a step as a table for the kernels, with one row of addresses and numbers for each parameter."""
@@ -175,19 +182,30 @@ class DenseStep:
             table["kernel"][start:end] = kernel(batch)[1]
         self.strided = np.array([not param.is_contiguous() for param in self.params])
         self.has_strided = bool(self.strided.any())
+        self.is_repeatable = False
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
         """Count a step and update all parameters."""
         table = self.table
         table["grad"], copies = self._gradients(batches)
         c = self._coefficients(batches)
+        # All parameters have the same step count and are updated at once, from gradients that have not been copied.
+        self.is_repeatable = len(batches) == len(c) == 1 and not copies and not self.overlaps
+        self._call(c)
+        del copies
+
+    def repeat(self, batch: KernelBatch) -> None:
+        """Count a step and update all parameters, with new values in the memory of the last gradients."""
+        self._call(coefficient_sets(batch, [batch.slots[0].step.item() + 1]))
+
+    def _call(self, c: Floats64) -> None:
+        table = self.table
         for rows in np.split(table, len(table)) if self.overlaps else [table]:
             failed = self.library.c.cadam_dense_step(
                 rows.ctypes.data, len(rows), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
             )
             if failed:
                 raise MemoryError("no memory for the step; nothing was changed")
-        del copies
         torch.autograd.graph.increment_version(self.params)
 
     def _gradients(self, batches: Sequence[KernelBatch]) -> tuple[Words, list[Tensor]]:

@@ -14,20 +14,26 @@
 enum { ENTRIES_AHEAD = 32 }; /* rows are fetched into the cache this many entries before they are used */
 enum { DEFAULT_WIDTH = 8 };  /* loops over embeddings of this width are unrolled */
 
-/* Write the rows of the entries that are ids. Returns 0 if an id is not a row of its feature. */
+/* Write the rows of the entries that are ids. Returns 0 if an id is not a row of its feature. Some events are written
+ * together, so that their rows stay in the cache until all features have been read. */
 static int write_rows(const input_layer *m, const input_batch *b)
 {
+    enum { EVENTS = 32 };
     const int64_t entries = m->entries + m->numbers;
     uint64_t signs = 0; /* the sign bit is set if an id was negative or too large */
-    for (int64_t f = 0, first = 0; f < m->id_features; first += m->lengths[f++]) {
-        const int64_t *ids = b->columns[f], length = m->lengths[f], start = m->starts[f];
-        const uint64_t last = (uint64_t)m->sizes[f] - 1;
-        for (int64_t i = 0; i < b->n; i++)
-            for (int64_t e = 0; e < length; e++) {
-                const int64_t id = *ids++;
-                signs |= (uint64_t)id | (last - (uint64_t)id);
-                b->rows[i * entries + first + e] = start + id;
-            }
+    for (int64_t begin = 0; begin < b->n; begin += EVENTS) {
+        const int64_t end = begin + EVENTS < b->n ? begin + EVENTS : b->n;
+        for (int64_t f = 0, first = 0; f < m->id_features; first += m->lengths[f++]) {
+            const int64_t length = m->lengths[f], start = m->starts[f];
+            const int64_t *ids = (const int64_t *)b->columns[f] + begin * length;
+            const uint64_t last = (uint64_t)m->sizes[f] - 1;
+            for (int64_t i = begin; i < end; i++)
+                for (int64_t e = 0; e < length; e++) {
+                    const int64_t id = *ids++;
+                    signs |= (uint64_t)id | (last - (uint64_t)id);
+                    b->rows[i * entries + first + e] = start + id;
+                }
+        }
     }
     return !(signs >> 63);
 }

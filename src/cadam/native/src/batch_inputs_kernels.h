@@ -7,19 +7,22 @@ static void NAMED(write_numbers)(const input_layer *m, const input_batch *b)
     for (int64_t f = m->id_features, first = 0; first < m->numbers; first += m->lengths[f++])
         for (int64_t k = 0; k < m->lengths[f]; k++) {
             const int64_t j = first + k, known = m->count[j] < m->sample_size ? m->count[j] : m->sample_size;
+            const int is_full = known == m->sample_size;
             const double *numbers = (const double *)b->columns[f] + k;
             for (int64_t i = 0; i < b->n; i += MAX_LANES) {
                 double x[MAX_LANES], ranks[MAX_LANES];
+                int64_t both[MAX_LANES];
                 const int64_t left = b->n - i < MAX_LANES ? b->n - i : MAX_LANES;
                 for (int64_t lane = 0; lane < MAX_LANES; lane++)
                     x[lane] = lane < left ? numbers[(i + lane) * m->lengths[f]] : 0;
-                find_ranks(m->sample + j * m->sample_size, known, x, ranks, MAX_LANES);
+                find_ranks(m->sample + j * m->sample_size, known, x, ranks, both, MAX_LANES);
                 for (int64_t lane = 0; lane < left; lane++) {
                     const int64_t bin = isnan(x[lane]) ? m->bins : (int64_t)((double)m->bins * ranks[lane]);
                     b->rows[(i + lane) * entries + m->entries + j] = m->bin_starts[j] + bin;
+                    const int is_known = is_full && isfinite(x[lane]);
+                    const double normal = is_known ? m->normals[both[lane]] : normal_number(ranks[lane]);
                     /* An infinite number makes the score NaN. */
-                    ((REAL *)b->scaled)[(i + lane) * m->numbers + j] =
-                        isinf(x[lane]) ? (REAL)NAN : (REAL)normal_number(ranks[lane]);
+                    ((REAL *)b->scaled)[(i + lane) * m->numbers + j] = isinf(x[lane]) ? (REAL)NAN : (REAL)normal;
                 }
             }
         }
@@ -32,42 +35,44 @@ ALWAYS_INLINE REAL NAMED(embed)(const input_layer *m, const input_batch *b, int6
     const int64_t *rows = b->rows + i * entries, ahead = (b->n - i) * entries - 1;
     const REAL *table = (const REAL *)m->table, *scaled = (const REAL *)b->scaled + i * m->numbers;
     REAL *restrict to = (REAL *)b->embedded + i * fields * width;
+    /* Sums of the default width stay in registers. */
+    REAL registers[2 * DEFAULT_WIDTH], *stored = (REAL *)b->sums + i * 2 * width, pairs = 0;
+    REAL *sum = width == DEFAULT_WIDTH ? registers : stored, *squares = sum + width;
+    for (int64_t k = 0; m->has_pairs && k < 2 * width; k++)
+        sum[k] = 0;
     int64_t e = 0;
-    for (int64_t f = 0; f < m->id_features; f++, to += width) {
-        if (!m->is_list[f]) {
+    for (int64_t f = 0; f < fields; f++, to += width) {
+        if (f >= m->fields) {
+            const int64_t j = f - m->fields;
+            const REAL *row = table + rows[e++] * width, *vector = (const REAL *)m->vectors + j * width;
+            for (int64_t k = 0; k < width; k++)
+                to[k] = row[k] + scaled[j] * vector[k];
+        } else if (!m->is_list[f]) {
             __builtin_prefetch(table + rows[e + ENTRIES_AHEAD < ahead ? e + ENTRIES_AHEAD : ahead] * width);
             const REAL *row = table + rows[e++] * width;
             for (int64_t k = 0; k < width; k++)
                 to[k] = row[k];
-            continue;
-        }
-        for (int64_t k = 0; k < width; k++)
-            to[k] = 0;
-        for (const int64_t end = e + m->lengths[f]; e < end; e++) {
-            __builtin_prefetch(table + rows[e + ENTRIES_AHEAD < ahead ? e + ENTRIES_AHEAD : ahead] * width);
-            const REAL *row = table + rows[e] * width, weight = b->weights[i * m->entries + e];
+        } else {
             for (int64_t k = 0; k < width; k++)
-                to[k] += row[k] * weight;
+                to[k] = 0;
+            for (const int64_t end = e + m->lengths[f]; e < end; e++) {
+                __builtin_prefetch(table + rows[e + ENTRIES_AHEAD < ahead ? e + ENTRIES_AHEAD : ahead] * width);
+                const REAL *row = table + rows[e] * width, weight = b->weights[i * m->entries + e];
+                for (int64_t k = 0; k < width; k++)
+                    to[k] += row[k] * weight;
+            }
         }
-    }
-    for (int64_t j = 0; j < m->numbers; j++, to += width) {
-        const REAL *row = table + rows[e++] * width, *vector = (const REAL *)m->vectors + j * width;
-        for (int64_t k = 0; k < width; k++)
-            to[k] = row[k] + scaled[j] * vector[k];
+        for (int64_t k = 0; m->has_pairs && k < width; k++) {
+            sum[k] += to[k];
+            squares[k] += to[k] * to[k];
+        }
     }
     if (!m->has_pairs)
         return 0;
-    const REAL *embedded = to - fields * width;
-    REAL *restrict sum = (REAL *)b->sums + i * 2 * width, *restrict squares = sum + width, pairs = 0;
-    for (int64_t k = 0; k < 2 * width; k++)
-        sum[k] = 0;
-    for (int64_t f = 0; f < fields; f++, embedded += width)
-        for (int64_t k = 0; k < width; k++) {
-            sum[k] += embedded[k];
-            squares[k] += embedded[k] * embedded[k];
-        }
     for (int64_t k = 0; k < width; k++)
         pairs += sum[k] * sum[k] - squares[k];
+    if (stored != sum)
+        memcpy(stored, sum, (size_t)(2 * width) * sizeof(REAL));
     return (REAL)0.5 * pairs;
 }
 
@@ -113,13 +118,21 @@ ALWAYS_INLINE void NAMED(table_gradients)(const input_layer *m, const input_batc
     REAL *to = (REAL *)b->table_grads + i * entries * width;
     int64_t e = 0;
     for (int64_t f = 0; f < fields; f++, embedded += width) {
-        REAL *first = to;
-        for (int64_t k = 0; k < width; k++)
-            first[k] = (m->has_pairs ? error * sum[k] - error * embedded[k] : 0) + (grads ? grads[f * width + k] : 0);
+        REAL *restrict first = to;
+        if (grads && m->has_pairs)
+            for (int64_t k = 0; k < width; k++)
+                first[k] = (error * sum[k] - error * embedded[k]) + grads[f * width + k];
+        else if (m->has_pairs)
+            for (int64_t k = 0; k < width; k++)
+                first[k] = error * sum[k] - error * embedded[k];
+        else
+            for (int64_t k = 0; k < width; k++)
+                first[k] = grads ? grads[f * width + k] : 0;
         to += width, e++;
         if (f >= m->fields) {
+            double *restrict vector = vectors + (f - m->fields) * width;
             for (int64_t k = 0; k < width; k++)
-                vectors[(f - m->fields) * width + k] += (double)(scaled[f - m->fields] * first[k]);
+                vector[k] += (double)(scaled[f - m->fields] * first[k]);
         } else if (m->is_list[f]) {
             /* The first entry is scaled last, because it holds the gradient of the field until then. */
             const float *weights = b->weights + i * m->entries + e - 1;

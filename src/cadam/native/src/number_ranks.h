@@ -28,9 +28,13 @@ ALWAYS_INLINE void count_below(const double *values, int64_t n, const double *x,
 
 enum { MAX_LANES = 8 };
 
-/* Write the ranks of some numbers, at most MAX_LANES, among `known` ascending values to `ranks`. The rank of a number that is
- * not finite is 0.5; all others are greater than 0 and less than 1. */
-ALWAYS_INLINE void find_ranks(const double *values, int64_t known, const double *x, double *ranks, int lanes)
+/* Return the rank of a number among `known` values. `both` is how many of them are below it, plus how many are not above it.
+ * Half of this sum is in the middle of equal values. */
+static inline double rank_of(int64_t both, int64_t known) { return (double)(both + 1) / (2.0 * (double)(known + 1)); }
+
+/* Write the ranks of some numbers, at most MAX_LANES, among `known` ascending values to `ranks`, and the counts that they are
+ * computed from to `both`. The rank of a number that is not finite is 0.5; all others are greater than 0 and less than 1. */
+ALWAYS_INLINE void find_ranks(const double *values, int64_t known, const double *x, double *ranks, int64_t *both, int lanes)
 {
     int64_t below[MAX_LANES], not_above[MAX_LANES];
     int has_equal = 0;
@@ -40,9 +44,8 @@ ALWAYS_INLINE void find_ranks(const double *values, int64_t known, const double 
     if (has_equal)
         count_below(values, known, x, not_above, 1, lanes);
     for (int lane = 0; lane < lanes; lane++) {
-        /* Half of the sum of both counts is in the middle of equal values. */
-        const int64_t both = below[lane] + (has_equal ? not_above : below)[lane];
-        ranks[lane] = isfinite(x[lane]) ? (double)(both + 1) / (2.0 * (double)(known + 1)) : 0.5;
+        both[lane] = below[lane] + (has_equal ? not_above : below)[lane];
+        ranks[lane] = isfinite(x[lane]) ? rank_of(both[lane], known) : 0.5;
     }
 }
 

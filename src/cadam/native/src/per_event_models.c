@@ -48,7 +48,8 @@ static void normalize_numbers(const workspace *w, const double *numbers)
         const double *sample = (const double *)m->sample + j * m->sample_size;
         const int64_t count = ((const int64_t *)m->count)[j], known = count < m->sample_size ? count : m->sample_size;
         double rank;
-        find_ranks(sample, known, &numbers[j], &rank, 1);
+        int64_t both;
+        find_ranks(sample, known, &numbers[j], &rank, &both, 1);
         w->scaled[j] = isinf(numbers[j]) ? NAN : (float)normal_number(rank); /* the score will be NaN */
         const int64_t bin = missing ? m->bins : (int64_t)((double)m->bins * rank);
         w->row[m->entries + j] = (uint32_t)(((const int64_t *)m->bin_starts)[j] + bin);
@@ -301,4 +302,12 @@ EXPORT int64_t cadam_score_events(const event_model *m, const event_batch *event
     }
     free(w.memory);
     return events->n;
+}
+
+/* Write the normal numbers of all ranks among `known` values, by the sum of counts that rank_of takes. A logarithm takes
+ * longer than all other steps from a number to its normal number. */
+EXPORT void cadam_normal_numbers(int64_t known, double *normals)
+{
+    for (int64_t both = 0; both <= 2 * known; both++)
+        normals[both] = normal_number(rank_of(both, known));
 }

@@ -1,9 +1,9 @@
-/* A step over the rows of one embedding table that a sparse gradient names, in one call.
+/* A step over the rows of embedding tables that their sparse gradients name, in one call for all tables with the same ids.
  *
- * The step goes from raw ids and gradient rows to the updated table without a sort:
+ * The step goes from raw ids and gradient rows to the updated tables without a sort:
  *   1. The ids are distributed over buckets of neighboring rows.
  *   2. Within a bucket, a small lookup table finds repeated ids, and the positions of each row's gradients are collected.
- *   3. The gradients of each row are summed in order of appearance, and the row is updated.
+ *   3. The gradients of each row are summed in order of appearance, and the row is updated, table by table.
  * Every phase keeps the order of appearance, so the result depends neither on the sizes of chunks and buckets nor on the
  * number of threads.
  */
@@ -52,14 +52,24 @@ typedef struct {
     uint32_t *positions; /* positions of the gradients, by row and then in order of appearance */
 } distinct_rows;
 
+/* One of the tables of a step. */
+typedef struct {
+    const sparse_table *table;
+    const char *grads;
+    uint32_t noise_key;
+    const coefficients *c;
+    int64_t aligned, touched; /* elements counted by an update */
+    double *squares;          /* by bucket, written by the norm */
+} table_step;
+
 typedef struct sparse_step sparse_step;
 
 struct sparse_step {
-    void (*process_bucket)(sparse_step *step, int64_t bucket, distinct_rows *rows);
+    void (*process_rows)(const sparse_step *step, table_step *t, int64_t bucket, row_batch *rows);
     const instruction_set *set;
-    const sparse_table *table;
+    table_step *tables;
+    int64_t count;      /* number of tables, which have the same number of rows */
     const int64_t *ids;
-    const char *grads;
     int64_t n;          /* number of ids */
     int64_t shift;      /* a bucket has 2^shift rows */
     int64_t buckets, chunks;
@@ -69,10 +79,6 @@ struct sparse_step {
     distinct_rows *distinct; /* by thread */
     int64_t invalid;    /* position of an id that is out of range, or -1 */
     int64_t next;       /* the next bucket to be processed */
-    uint32_t noise_key;
-    const coefficients *c;
-    int64_t aligned, touched; /* elements counted by an update */
-    double *squares;    /* by bucket, written by the norm */
 };
 
 static int64_t chunk_begin(const sparse_step *step, int64_t chunk) { return step->n * chunk / step->chunks; }
@@ -85,7 +91,7 @@ static void count_range(int64_t begin, int64_t end, void *context)
         uint32_t *offsets = step->offsets + chunk * step->buckets;
         for (int64_t i = chunk_begin(step, chunk), last = chunk_begin(step, chunk + 1); i < last; i++) {
             const int64_t id = step->ids[i];
-            if ((uint64_t)id >= (uint64_t)step->table->rows) {
+            if ((uint64_t)id >= (uint64_t)step->tables->table->rows) {
                 int64_t none = -1; /* the message needs only one of the invalid positions */
                 __atomic_compare_exchange_n(&step->invalid, &none, i, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
                 return;
@@ -142,54 +148,109 @@ static int64_t collect_rows(sparse_entry *entries, int64_t n, distinct_rows *row
     return count;
 }
 
-static row_batch rows_of_bucket(const sparse_step *step, int64_t bucket, distinct_rows *rows)
+/* Write the sum of the squares of a bucket. */
+static void square_rows(const sparse_step *step, table_step *t, int64_t bucket, row_batch *rows)
 {
-    const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
-    const int64_t count = collect_rows(step->entries + first, n, rows);
-    return (row_batch){.count = count, .width = step->table->width, .dtype = step->table->dtype,
-                       .grad_dtype = step->table->grad_dtype, .distinct = rows->distinct, .ends = rows->ends,
-                       .positions = rows->positions, .grads = step->grads};
+    t->squares[bucket] = step->set->squared_norm[t->table->dtype](rows);
 }
 
-static void square_bucket(sparse_step *step, int64_t bucket, distinct_rows *distinct)
+enum { GATHERED_ROWS = 256 }; /* rows of one element that are gathered for one call of a dense kernel */
+
+/* Update rows of one element each: gather them, update them as a dense tensor in vectors, and write them back. Returns the
+ * number of aligned elements. */
+#define UPDATE_SINGLE_ELEMENTS(real)                                                                                   \
+    static int64_t update_single_elements_##real(const kernel *k, const row_batch *rows, const void *c)                \
+    {                                                                                                                  \
+        const real *grads = rows->grads;                                                                               \
+        real *p = rows->p, values[GATHERED_ROWS], sums[GATHERED_ROWS], state[MAX_BUFFERS][GATHERED_ROWS];              \
+        void *const s[MAX_BUFFERS] = {state[0], state[1], state[2], state[3]};                                         \
+        int64_t aligned = 0, begin = 0;                                                                                \
+        for (int64_t first = 0; first < rows->count; first += GATHERED_ROWS) {                                         \
+            const uint32_t *distinct = rows->distinct + first;                                                         \
+            const int64_t left = rows->count - first, n = left < GATHERED_ROWS ? left : GATHERED_ROWS;                 \
+            for (int64_t r = 0; r < n; r++) {                                                                          \
+                const int64_t end = rows->ends[first + r];                                                             \
+                real sum = grads[rows->positions[begin]];                                                              \
+                for (int64_t e = begin + 1; e < end; e++)                                                              \
+                    sum += grads[rows->positions[e]];                                                                  \
+                sums[r] = sum;                                                                                         \
+                begin = end;                                                                                           \
+            }                                                                                                          \
+            for (int64_t r = 0; r < n; r++)                                                                            \
+                values[r] = p[distinct[r]];                                                                            \
+            for (int b = 0; b < k->buffers; b++)                                                                       \
+                for (int64_t r = 0; r < n; r++)                                                                        \
+                    state[b][r] = ((const real *)rows->s[b])[distinct[r]];                                             \
+            aligned += k->dense[rows->dtype](values, sums, s, n, c);                                                   \
+            for (int64_t r = 0; r < n; r++)                                                                            \
+                p[distinct[r]] = values[r];                                                                            \
+            for (int b = 0; b < k->buffers; b++)                                                                       \
+                for (int64_t r = 0; r < n; r++)                                                                        \
+                    ((real *)rows->s[b])[distinct[r]] = state[b][r];                                                   \
+        }                                                                                                              \
+        return aligned;                                                                                                \
+    }
+UPDATE_SINGLE_ELEMENTS(float)
+UPDATE_SINGLE_ELEMENTS(double)
+
+/* Return the kernel for rows of a table, or 0 if they have one element each and are updated as a dense tensor. */
+static update_rows_fn *find_row_kernel(const kernel *k, const sparse_table *t)
 {
-    const row_batch rows = rows_of_bucket(step, bucket, distinct);
-    step->squares[bucket] = step->set->squared_norm[step->table->dtype](&rows);
+    if (t->row_moments)
+        return k->row_moment_sparse[t->moments];
+    if (t->moments)
+        return k->quantized_sparse[t->moments];
+    if (t->width == 1 && !t->row_steps && t->grad_dtype == t->dtype && t->dtype <= F64)
+        return 0;
+    return t->grad_dtype == t->dtype ? k->sparse[t->dtype] : k->sparse_float_grads[t->dtype];
 }
 
-static void update_bucket(sparse_step *step, int64_t bucket, distinct_rows *distinct)
+static void update_rows(const sparse_step *step, table_step *work, int64_t bucket, row_batch *rows)
 {
-    const sparse_table *t = step->table;
+    const sparse_table *t = work->table;
     const kernel *k = &step->set->kernels[t->kernel];
     const int64_t row = bucket << step->shift;
-    row_batch rows = rows_of_bucket(step, bucket, distinct);
-    rows.p = (char *)t->param + row * t->width * param_size(t->dtype);
+    rows->p = (char *)t->param + row * t->width * param_size(t->dtype);
     for (int b = 0; b < k->buffers; b++) {
         const int has_row_moments = t->row_moments >> b & 1;
         const int64_t row_bytes = has_row_moments ? (int64_t)sizeof(float) : t->width * state_size(t->dtype, t->moments);
-        rows.s[b] = (char *)t->state[b] + row * row_bytes;
+        rows->s[b] = (char *)t->state[b] + row * row_bytes;
     }
     for (int b = 0; b < MAX_QUANTIZED; b++)
-        rows.scales[b] = t->scales[b] ? (uint8_t *)t->scales[b] + row : 0;
-    rows.first_position = (uint64_t)(row * t->width);
-    rows.noise_key = step->noise_key;
-    rows.steps = t->row_steps ? (int32_t *)t->row_steps + row : 0;
-    rows.set_of = (const int32_t *)t->set_of;
-    rows.last_count = (int32_t)t->last_count;
-    rows.set_size = sizeof(coefficients);
-    rows.aging = (const void *)t->aging;
-    rows.max_missed = (int32_t)t->max_missed;
-    rows.now = (int32_t)next_step(*(const float *)t->step);
-    update_rows_fn *update;
-    if (t->row_moments)
-        update = k->row_moment_sparse[t->moments];
-    else if (t->moments)
-        update = k->quantized_sparse[t->moments];
+        rows->scales[b] = t->scales[b] ? (uint8_t *)t->scales[b] + row : 0;
+    rows->first_position = (uint64_t)(row * t->width);
+    rows->noise_key = work->noise_key;
+    rows->steps = t->row_steps ? (int32_t *)t->row_steps + row : 0;
+    rows->set_of = (const int32_t *)t->set_of;
+    rows->last_count = (int32_t)t->last_count;
+    rows->set_size = sizeof(coefficients);
+    rows->aging = (const void *)t->aging;
+    rows->max_missed = (int32_t)t->max_missed;
+    rows->now = (int32_t)next_step(*(const float *)t->step);
+    update_rows_fn *update = find_row_kernel(k, t);
+    const void *c = coefficients_for(work->c, t->dtype);
+    int64_t aligned;
+    if (update)
+        aligned = update(rows, c);
+    else if (t->dtype == F64)
+        aligned = update_single_elements_double(k, rows, c);
     else
-        update = t->grad_dtype == t->dtype ? k->sparse[t->dtype] : k->sparse_float_grads[t->dtype];
-    const int64_t aligned = update(&rows, coefficients_for(step->c, t->dtype));
-    __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&step->touched, rows.count * t->width, __ATOMIC_RELAXED);
+        aligned = update_single_elements_float(k, rows, c);
+    __atomic_fetch_add(&work->aligned, aligned, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&work->touched, rows->count * t->width, __ATOMIC_RELAXED);
+}
+
+static void process_bucket(const sparse_step *step, int64_t bucket, distinct_rows *distinct)
+{
+    const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
+    const int64_t count = collect_rows(step->entries + first, n, distinct);
+    for (int64_t i = 0; i < step->count; i++) {
+        table_step *t = &step->tables[i];
+        row_batch rows = {.count = count, .width = t->table->width, .dtype = t->table->dtype,
+                          .grad_dtype = t->table->grad_dtype, .distinct = distinct->distinct, .ends = distinct->ends,
+                          .positions = distinct->positions, .grads = t->grads};
+        step->process_rows(step, t, bucket, &rows);
+    }
 }
 
 /* Process buckets until none is left. */
@@ -202,7 +263,7 @@ static void bucket_range(int64_t begin, int64_t end, void *context)
             if (bucket >= step->buckets)
                 break;
             if (step->starts[bucket] < step->starts[bucket + 1])
-                step->process_bucket(step, bucket, &step->distinct[thread]);
+                process_bucket(step, bucket, &step->distinct[thread]);
         }
 }
 
@@ -226,11 +287,15 @@ static int64_t compute_offsets(sparse_step *step)
     return largest;
 }
 
-/* Choose enough buckets to keep every thread busy, but so few rows in each that its lookup table stays in the cache. */
+/* Choose enough buckets to keep every thread busy, but so few rows in each that its lookup table stays in the cache. Rows are
+ * fetched in advance only within a bucket, so a small gradient has fewer buckets, unless it is much smaller than the lookup
+ * table would be. */
 static void choose_buckets(sparse_step *step)
 {
-    const int64_t rows = step->table->rows;
-    while (step->shift < 15 && (rows >> step->shift) > 256)
+    enum { IDS_PER_BUCKET = 1024 };
+    const int64_t rows = step->tables->table->rows;
+    while (step->shift < 15 && ((rows >> step->shift) > 256 || ((rows >> step->shift) > step->n / IDS_PER_BUCKET &&
+                                                                ((int64_t)1 << step->shift) <= 2 * step->n)))
         step->shift++;
     while ((rows >> step->shift) > 4096)
         step->shift++;
@@ -244,7 +309,10 @@ static int64_t process_buckets(sparse_step *step, int64_t threads, parallel_for_
     int64_t result = -2;
     if (step->n >= (int64_t)UINT32_MAX)
         return result;
-    if (step->n * step->table->width <= 16384) { /* too little work to wake another thread */
+    int64_t width = 0;
+    for (int64_t i = 0; i < step->count; i++)
+        width += step->tables[i].table->width;
+    if (step->n * width <= 16384) { /* too little work to wake another thread */
         parallel_for = cadam_run_inline;
         threads = 1;
     }
@@ -288,30 +356,45 @@ done:
     return result;
 }
 
-/* Advance the step count of a table and update the rows that `ids` names. `c` holds MAX_COEFFICIENTS doubles for each set of
- * coefficients. Returns -1 when done, -2 if memory ran out, or else the position of an id that is out of range. In the
- * latter two cases nothing was changed. */
-EXPORT int64_t cadam_sparse_step(const sparse_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
-                                 int64_t threads, parallel_for_fn *parallel_for)
+/* Advance the step counts of some tables and update the rows that `ids` names. The tables have the same number of rows. For
+ * each table, `grads` has its gradient rows, and `c` MAX_COEFFICIENTS doubles for each set of coefficients. Returns -1 when
+ * done, -2 if memory ran out, or else the position of an id that is out of range. In the latter two cases nothing was
+ * changed. */
+EXPORT int64_t cadam_sparse_step(const sparse_table *tables, int64_t count, const int64_t *ids, int64_t n,
+                                 const void *const *grads, const double *const *c, int64_t threads,
+                                 parallel_for_fn *parallel_for)
 {
-    sparse_step step = {.process_bucket = update_bucket, .set = cadam_instruction_set(), .table = table, .ids = ids,
-                        .grads = grads, .n = n, .invalid = -1};
-    choose_buckets(&step);
-    coefficients *converted = malloc((size_t)table->coefficient_sets * sizeof *converted);
-    for (int64_t i = 0; converted && i < table->coefficient_sets; i++)
-        convert_coefficients(&converted[i], c + i * MAX_COEFFICIENTS);
-    step.c = converted;
-    step.noise_key = noise_key((uint64_t)table->seed, next_step(*(const float *)table->step));
-    const int64_t result = converted ? process_buckets(&step, threads, parallel_for) : -2;
-    free(converted);
-    if (result != -1)
-        return result;
-    *(float *)table->step = next_step(*(float *)table->step);
-    if (table->counts) {
-        ((int64_t *)table->counts)[0] += step.aligned;
-        ((int64_t *)table->counts)[1] += step.touched;
-        ((int64_t *)table->counts)[2] += table->rows * table->width;
+    int64_t sets = 0, result = -2;
+    for (int64_t i = 0; i < count; i++)
+        sets += tables[i].coefficient_sets;
+    table_step *work = calloc((size_t)count, sizeof *work);
+    coefficients *converted = malloc((size_t)sets * sizeof *converted), *next = converted;
+    sparse_step step = {.process_rows = update_rows, .set = cadam_instruction_set(), .tables = work, .count = count,
+                        .ids = ids, .n = n, .invalid = -1};
+    if (work && converted) {
+        for (int64_t i = 0; i < count; i++) {
+            const sparse_table *t = &tables[i];
+            work[i].table = t;
+            work[i].grads = grads[i];
+            work[i].c = next;
+            work[i].noise_key = noise_key((uint64_t)t->seed, next_step(*(const float *)t->step));
+            for (int64_t set = 0; set < t->coefficient_sets; set++)
+                convert_coefficients(next++, c[i] + set * MAX_COEFFICIENTS);
+        }
+        choose_buckets(&step);
+        result = process_buckets(&step, threads, parallel_for);
     }
+    for (int64_t i = 0; result == -1 && i < count; i++) {
+        const sparse_table *t = &tables[i];
+        *(float *)t->step = next_step(*(float *)t->step);
+        if (t->counts) {
+            ((int64_t *)t->counts)[0] += work[i].aligned;
+            ((int64_t *)t->counts)[1] += work[i].touched;
+            ((int64_t *)t->counts)[2] += t->rows * t->width;
+        }
+    }
+    free(converted);
+    free(work);
     return result;
 }
 
@@ -320,14 +403,15 @@ EXPORT int64_t cadam_sparse_step(const sparse_table *table, const int64_t *ids, 
 EXPORT int64_t cadam_sparse_squared_norm(const sparse_table *table, const int64_t *ids, int64_t n, const void *grads,
                                          double *squared_norm, int64_t threads, parallel_for_fn *parallel_for)
 {
-    sparse_step step = {.process_bucket = square_bucket, .set = cadam_instruction_set(), .table = table, .ids = ids,
-                        .grads = grads, .n = n, .invalid = -1};
+    table_step work = {.table = table, .grads = grads};
+    sparse_step step = {.process_rows = square_rows, .set = cadam_instruction_set(), .tables = &work, .count = 1,
+                        .ids = ids, .n = n, .invalid = -1};
     choose_buckets(&step);
-    step.squares = calloc((size_t)step.buckets, sizeof *step.squares);
-    const int64_t result = step.squares ? process_buckets(&step, threads, parallel_for) : -2;
+    work.squares = calloc((size_t)step.buckets, sizeof *work.squares);
+    const int64_t result = work.squares ? process_buckets(&step, threads, parallel_for) : -2;
     *squared_norm = 0;
     for (int64_t b = 0; result == -1 && b < step.buckets; b++)
-        *squared_norm += step.squares[b];
-    free(step.squares);
+        *squared_norm += work.squares[b];
+    free(work.squares);
     return result;
 }

@@ -44,6 +44,7 @@ static const field_layout layout[] = {
     FIELD(input_layer, zero_is_missing), FIELD(input_layer, starts), FIELD(input_layer, sizes),
     FIELD(input_layer, bin_starts), FIELD(input_layer, bins), FIELD(input_layer, count), FIELD(input_layer, sample),
     FIELD(input_layer, sample_size), FIELD(input_layer, slot_stride), FIELD(input_layer, max_shift),
+    FIELD(input_layer, normals),
 
     STRUCT(input_batch), FIELD(input_batch, n), FIELD(input_batch, is_training), FIELD(input_batch, columns),
     FIELD(input_batch, rows), FIELD(input_batch, weights), FIELD(input_batch, scaled), FIELD(input_batch, embedded),

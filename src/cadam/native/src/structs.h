@@ -87,6 +87,7 @@ typedef struct {
     int64_t *count;
     double *sample;
     int64_t sample_size, slot_stride, max_shift;
+    const double *normals;          /* [2 * sample_size + 1]: what cadam_normal_numbers has written */
 } input_layer;
 
 /* A batch of events of an input layer. All entries of an event include those of its numbers. */

@@ -61,7 +61,9 @@ class CompiledInputs:
             "sizes": [inputs.row_ranges[name][1] for name in id_features],
             "bin_starts": inputs.bin_starts.tolist(),
         }
-        self._arrays = {name: np.array(values, np.int64) for name, values in arrays.items()}
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {n: np.array(values, np.int64) for n, values in arrays.items()}
+        self._arrays["normals"] = np.empty(2 * constants["sample_size"] + 1)
+        self.library.cadam_normal_numbers(constants["sample_size"], self._arrays["normals"].ctypes.data)
         self.has_lists = bool(inputs.id_lists)
         self.first_entries = [sum(lengths[:number]) for number in range(len(id_features))]
         """The first entry of each feature with ids."""
