@@ -177,6 +177,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads of torch; the number can change the last bits of the weights (default: 1, or all cores for a "
         "large model)",
     )
+    add("--compile", action="store_true", help="compile your own model with torch.compile, which takes some seconds")
     add("--follow", action="store_true", help="wait for more events at the end of the data")
     add(
         "--patience",

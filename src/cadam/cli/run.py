@@ -150,6 +150,8 @@ def prepare(options: argparse.Namespace) -> Job:
     config = run_config.read_config(options, checkpoint, options.quiet)
     batch_size = options.batch_size or default_batch_size(config.has_own_model)
     lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model)
+    if options.compile and (is_tuned or not config.has_own_model):
+        raise UsageError("--compile is for your own model with a fixed learning rate: ready-made models are compiled")
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics or options.early_positives else config.schema
@@ -183,6 +185,7 @@ def prepare(options: argparse.Namespace) -> Job:
         labels=label_options,
         per_event=batch_size == 1,
         tune_rate=is_tuned,
+        compile=options.compile,
         metrics=list[Metric](metrics),
         checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),
         log=log,

@@ -32,6 +32,7 @@ from torch import nn
 from ..checkpoint_files import check_like, expect_valid_content
 from ..optim.alignment import Ratio
 from ..printable import printable
+from .compiled_step import CompiledStep
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
 from .fused_step import FusedStep, create_training_step
@@ -97,6 +98,8 @@ class Learner:
             are then trained by compiled code; `training_mode` tells whether this is the case.
         tune_rate: whether the learning rate is tuned while the stream is learned, see `RateTuning`. The rate of the
             optimizer is where the search starts.
+        compile: whether `torch.compile` compiles the model, which must be your own. It takes some seconds at the
+            beginning, and the last bits of the scores differ.
         metrics: metrics that are updated with every labeled prediction, in addition to the loss.
         checkpoint: where and how often checkpoints are saved; a folder is enough. `run` resumes from the newest one.
         log: where the prediction log is written; a folder is enough.
@@ -129,6 +132,7 @@ class Learner:
         batch_size: int | None = None,
         per_event: bool = False,
         tune_rate: bool = False,
+        compile: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: CheckpointOptions | Path | str | None = None,
         log: LogOptions | Path | str | None = None,
@@ -144,8 +148,10 @@ class Learner:
         if labels.early_positives and loss is not LOG_LOSS:
             raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
         training_loss = fake_negative_weighted_loss if labels.early_positives else loss
+        if compile and tune_rate:
+            raise ValueError("the models that tune_rate compares are not compiled: leave out compile or tune_rate")
         self.rate_tuning = RateTuning(model, optimizer, training_loss) if tune_rate else None
-        self.training = self.rate_tuning or create_training_step(model, optimizer, training_loss)
+        self.training = self.rate_tuning or create_training_step(model, optimizer, training_loss, compile=compile)
         self.per_event: PerEventTraining | str | None = None
         """Compiled per-event training, the reason why torch is used instead, or None for training in batches."""
         self.join = LabelJoin(labels)
@@ -427,13 +433,14 @@ class Learner:
         if count:
             self._check_ids(events.ids is not None)
         failures: dict[int, str] = {}
+        is_finite = scores is not None  # as `TrainingStep.learn` and `_is_step` promise
         if scores is None:
             scores, failures = self._predict_scores(events)
         columns = self._with_id_and_time(events.columns(), count)
         columns["score"] = scores
         self.events += count
         self._time_of_events = time.time()
-        if _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
+        if is_finite or _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
             times, self.training.consecutive_unscored = columns["time"], 0
         else:
             has_score, has_time = np.isfinite(scores), np.isfinite(columns["time"])
@@ -649,6 +656,8 @@ class Learner:
             if isinstance(step, GraphStep):
                 graphs = "as CUDA graphs" if step.unsupported is None else f"not as CUDA graphs: {step.unsupported}"
                 return f"in batches, {graphs}"
+            if isinstance(step, CompiledStep):
+                return "in batches, compiled by torch.compile"
             if isinstance(step, FusedStep) and step.find_unsupported() is None:
                 return "in batches, with a fused training step"
             layers = [module for module in self.model.modules() if isinstance(module, Inputs)]

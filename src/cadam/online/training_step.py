@@ -134,11 +134,15 @@ class TrainingStep:
         return self._call_model(self._to_tensors(features), count)
 
     def _call_model(self, features: dict[str, Tensor], count: int) -> Tensor:
-        scores = self.model(**cast_features(features, self._feature_dtype))
+        scores = self._compute_scores(cast_features(features, self._feature_dtype))
         if not isinstance(scores, Tensor) or scores.numel() != count:
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ModelOutputError(f"the model must return one score per event: {count} events gave {shape}")
         return scores.reshape(count).float()
+
+    def _compute_scores(self, features: dict[str, Tensor]) -> Tensor:
+        scores: Tensor = self.model(**features)
+        return scores
 
     def _to_tensors(self, columns: Columns) -> dict[str, Tensor]:
         if self._device.type != "cpu":
