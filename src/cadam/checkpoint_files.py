@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +49,7 @@ def pack_tree(tree: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
         TypeError: if the tree contains a value or a key that a checkpoint cannot store.
     """
     if isinstance(tree, Tensor):
-        # A copy is needed because training may change the tensor while it is written, and because safetensors refuses
-        # tensors that share memory.
-        tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
+        tensors[name] = tree.detach().cpu().contiguous()
         return {"tensor": name}
     if isinstance(tree, np.ndarray):
         if tree.dtype == object:
@@ -114,11 +114,28 @@ def write_tree(path: Path, tree: Any) -> None:
 
     tensors: dict[str, Tensor] = {}
     text = json.dumps(pack_tree(tree, tensors))
-    metadata = {"format": FORMAT, "tree": text, "sha256": hash_content(text, tensors)}
-    try:
-        write_with(path, lambda new: save_file(tensors, new, metadata), f".{path.name}.new")
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+    storages: set[int] = set()
+    for name, tensor in tensors.items():  # safetensors refuses tensors that share memory
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes:
+            tensors[name] = tensor.clone()
+        storages.add(storage.data_ptr())
+    placeholder = secrets.token_hex(32)
+
+    def write(new: Path) -> None:
+        save_file(tensors, new, {"format": FORMAT, "tree": text, "sha256": placeholder})
+        with open(new, "r+b") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            file.seek(8 + header.index(placeholder.encode()))
+            file.write(digest.result().encode())
+
+    # The hash takes about as long as the rest, so another thread computes it meanwhile.
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(hash_content, text, tensors)
+        try:
+            write_with(path, write, f".{path.name}.new")
+        except SafetensorError as error:
+            raise OSError(f"{path}: {error}") from error
 
 
 def read_tree(path: Path) -> Any:

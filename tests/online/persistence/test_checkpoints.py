@@ -54,6 +54,14 @@ def test_only_files_with_names_of_the_learner_are_checkpoints(tmp_path: Path) ->
     assert all(path.exists() for path in others)
 
 
+def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
+    numbers = torch.arange(12.0)
+    tree = {"a": numbers, "b": numbers, "part": numbers[2:5], "columns": numbers.view(3, 4).t(), "empty": numbers[:0]}
+    write_tree(tmp_path / "x", tree)
+    saved = read_tree(tmp_path / "x")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in tree.items())
+
+
 def test_only_folders_with_names_of_a_job_are_sharded_checkpoints() -> None:
     names = ["checkpoint-000000000001", "checkpoint-backup", "checkpoint-000000000001.partial", "checkpoint-1"]
     assert [name for name in names if CHECKPOINT_NAME.fullmatch(name)] == names[:1]
