@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cadam.online import Batch, ParquetSource, Schema
+from cadam.online.data.sources.lines import BATCHES_PER_CHUNK, Format, Line, LinesSource
 from cadam.online.data.sources.parquet import CHUNK_BATCHES
 from cadam.online.data.sources.prefetch import prefetch
 
@@ -108,3 +109,44 @@ def test_the_position_is_that_of_the_batches_that_were_consumed(tmp_path: Path) 
         assert again.events is not None
         assert again.events.features["x"][0] == 4 * consumed
     assert not any(thread.name == "cadam prefetch" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_lines_are_read_ahead_and_resumed_at_the_position_of_the_consumer(tmp_path: Path, format: Format) -> None:
+    rows = 2 * 4 * BATCHES_PER_CHUNK + 3
+    lines = [f"{i},0" for i in range(rows)] if format == "csv" else [f'{{"x": {i}, "y": 0}}' for i in range(rows)]
+    path = tmp_path / f"x.{format}"
+    path.write_text("\n".join([*["x,y"] * (format == "csv"), *lines]) + "\n")
+    for consumed in (0, 1, BATCHES_PER_CHUNK - 1, BATCHES_PER_CHUNK, BATCHES_PER_CHUNK + 1, 2 * BATCHES_PER_CHUNK):
+        source = LinesSource(path, SCHEMA, format, batch_size=4)
+        batches = iter(source)
+        for _ in range(consumed):
+            next(batches)
+        assert not consumed or any(thread.name == "cadam prefetch" for thread in threading.enumerate())
+        resumed = LinesSource(path, SCHEMA, format, batch_size=4)
+        resumed.load_state_dict(source.state_dict())
+        rest = [batch for batch in resumed if batch is not None]
+        values = np.concatenate([batch.events.features["x"] for batch in rest if batch.events is not None])
+        np.testing.assert_array_equal(values, np.arange(4 * consumed, rows))
+        batches.close()  # type: ignore[attr-defined]
+    assert not any(thread.name == "cadam prefetch" for thread in threading.enumerate())
+
+
+def test_lines_before_an_error_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("x,y\n" + "1,0\n" * 12)
+    convert, calls = LinesSource._convert, []
+
+    def fail_at_the_third(self: LinesSource, lines: list[Line]) -> Batch:
+        calls.append(lines)
+        if len(calls) == 3:
+            raise OSError("unreadable")
+        return convert(self, lines)
+
+    monkeypatch.setattr(LinesSource, "_convert", fail_at_the_third)
+    source, seen = LinesSource(path, SCHEMA, "csv", batch_size=4), []
+    with pytest.raises(OSError, match="unreadable"):  # noqa: PT012
+        for batch in source:
+            seen.append(batch)
+    assert len(seen) == 2
+    assert source.state_dict()["line"] == 9

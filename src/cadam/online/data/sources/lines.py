@@ -10,7 +10,8 @@ import logging
 import os
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, islice
@@ -27,6 +28,7 @@ from .base import ColumnNames, Source, check_batch_size, check_state
 from .column_watch import ColumnWatch
 from .line_files import BYTE_ORDER_MARK, is_compressed, open_binary, parse_header, split_fields
 from .line_sampling import sample_csv, sample_json_lines
+from .prefetch import prefetch
 from .records import list_duplicates, parse_json_record, unreadable_reason
 from .sample import Sample, SamplingError, read_records
 
@@ -37,6 +39,10 @@ Line = tuple[bytes, int]
 """The text of a line, and its size with the line break. If a line is too long, only parts of the text are kept."""
 
 READ_BYTES = 1 << 18
+BATCHES_PER_CHUNK = 16
+"""The number of batches that the second thread hands over together."""
+POSITION = ("inode", "current_path", "offset", "line", "bytes_before", "fields", "unfinished_bytes", "share")
+"""The attributes of the position in the file."""
 MIN_COMPILED_LINES = 16
 """With fewer lines, calling compiled code takes longer than Python does."""
 FINGERPRINT_BYTES = 4096
@@ -55,6 +61,8 @@ class LinesSource(Source):
     A last line without a line break may still be written. It is left for a later run, with a warning, unless it is a
     complete JSON object: an incomplete number in CSV looks like a complete one. When standard input is closed, its last
     line is complete.
+
+    A file that is not followed is read and converted in a second thread, some batches ahead.
 
     Args:
         path: A file, or ``-`` for standard input, which cannot be read again: after a restart, a source continues with
@@ -127,6 +135,41 @@ class LinesSource(Source):
     # Reading lines ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch | None]:
+        if self.is_pipe or self.follow:
+            yield from self._read_files()
+        else:
+            reader = copy(self)  # This object has the position of the consumer.
+            for chunk in prefetch(reader._read_chunks()):
+                for batch, position in chunk:
+                    self.__dict__.update(position)
+                    yield batch
+            self.__dict__.update(reader._position())
+        if self.unfinished_bytes:
+            logger.warning(
+                "%s: line %d, the last, of %d bytes was left unread. It has no line break at its end, so it may be "
+                "incomplete. Add a line break (echo >> FILE) and run the same command to read it",
+                *(self.current_path, self.line + 1, self.unfinished_bytes),
+            )
+
+    def _position(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in POSITION}
+
+    def _read_chunks(self) -> Generator[list[tuple[Batch | None, dict[str, Any]]]]:
+        """Yield lists of batches, each with the position after it."""
+        chunk: list[tuple[Batch | None, dict[str, Any]]] = []
+        try:
+            for batch in self._read_files():
+                chunk.append((batch, self._position()))
+                if len(chunk) == BATCHES_PER_CHUNK:
+                    yield chunk
+                    chunk = []
+        except Exception:
+            yield chunk  # The consumer gets the batches before the error.
+            raise
+        yield chunk
+
+    def _read_files(self) -> Iterator[Batch | None]:
+        """Yield the remaining batches of the file, and of the files that replace it while it is followed."""
         is_next_file = False
         while True:
             try:
@@ -181,12 +224,6 @@ class LinesSource(Source):
                 lines = [] if is_late else lines
         if lines:
             yield self._convert(lines)
-        if self.unfinished_bytes:
-            logger.warning(
-                "%s: line %d, the last, of %d bytes was left unread. It has no line break at its end, so it may be "
-                "incomplete. Add a line break (echo >> FILE) and run the same command to read it",
-                *(self.current_path, self.line + 1, self.unfinished_bytes),
-            )
 
     def _read_lines(self, file: Any) -> Iterator[list[Line]]:
         """Yield lists of lines, which are empty while there is nothing to read."""
