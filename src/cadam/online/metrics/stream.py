@@ -23,7 +23,7 @@ import numpy as np
 
 from ... import sources_and_metrics
 from ...checkpoint_files import check_like
-from ..data.events import Array
+from ..data.events import Array, concatenate_columns
 from ..persistence.prediction_log import PYARROW_REQUIRED
 from .metric import SummedMetric, WindowMetric
 from .summed import Sums
@@ -145,7 +145,10 @@ class StreamMetrics:
             raise ValueError(f"half_life must be more than 0 events, got {half_life}")
         self.window = window
         self.half_life = 10.0 * window if half_life is None else float(half_life)
-        self._unfinished: dict[str, Array] = {}
+        self._parts: list[dict[str, Array]] = []
+        """The columns of the events of the unfinished window, as they were added."""
+        self._count = 0
+        """The number of these events."""
         self._last_window: dict[str, float] = {}
         self._total, self._decayed = Sums(), Sums()
         self._window_sums = {name: [0.0, 0.0, 0.0, 0.0] for metric in _window_metrics() for name in metric.averaged}
@@ -177,14 +180,25 @@ class StreamMetrics:
         for kind in selected:
             if "users" not in columns and METRICS[kind].needs_users:
                 raise ValueError(f"{kind} needs to know the users, and the events have none")
-        rest = self._unfinished
-        if rest and set(columns) != set(rest):
-            raise ValueError(f"this stream had {', '.join(rest)}; now it has {', '.join(columns)}")
-        events = {name: np.concatenate([rest[name], new]) if rest else new for name, new in columns.items()}
-        end = len(events["scores"]) // self.window * self.window
+        if self._parts and columns.keys() != self._parts[0].keys():
+            raise ValueError(f"this stream had {', '.join(self._parts[0])}; now it has {', '.join(columns)}")
+        self._parts.append({name: column.copy() for name, column in columns.items()})
+        self._count += len(columns["scores"])
+        if self._count < self.window:
+            return
+        events, end = self._unfinished, self._count // self.window * self.window
         for start in range(0, end, self.window):
             self._add_window({name: column[start : start + self.window] for name, column in events.items()})
         self._unfinished = {name: column[end:].copy() for name, column in events.items()}
+
+    @property
+    def _unfinished(self) -> dict[str, Array]:
+        """The columns of the events of the unfinished window; empty before the first event."""
+        return concatenate_columns(self._parts) if self._parts else {}
+
+    @_unfinished.setter
+    def _unfinished(self, columns: dict[str, Array]) -> None:
+        self._parts, self._count = [columns] if columns else [], len(columns.get("scores", ()))
 
     def _add_window(self, events: Mapping[str, Array]) -> None:
         """Add a full window to the totals."""
