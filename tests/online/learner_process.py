@@ -5,7 +5,8 @@
 The learner reads the stream at PLACE once without interruption, with its files in FOLDER/whole. Then it reads the
 stream again, with its files in FOLDER/0, FOLDER/1, ..., and is killed with SIGKILL at random moments and restarted,
 until KILLS kills have happened. PLACE is a folder of Parquet files, the URL of a Redis server, or SERVERS/TOPIC of
-Kafka, which is followed until all events have arrived. For each run, one line of JSON is printed with the number of
+Kafka, which is followed until all events have arrived. If KIND is labeled, the labels in the Parquet files come with
+their events, so that the fused training step learns them. For each run, one line of JSON is printed with the number of
 kills and hashes of everything that must be equal.
 """
 
@@ -56,7 +57,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def source(kind: str, place: str) -> Source:
-    if kind == "parquet":
+    if kind in ("parquet", "labeled"):
         return ParquetSource(place, SCHEMA, batch_size=BATCH)
     if kind == "redis":
         return RedisSource(place, "clicks", SCHEMA, batch_size=BATCH, patience=None)
@@ -70,14 +71,15 @@ def learn(kind: str, place: str, folder: Path) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
+    later = {} if kind == "labeled" else {"horizon": 200, "unmatched": "negative", "batch_size": 24}
     is_tuned = os.environ.get("ONLINE_TUNED") == "1"
     vars(rate_tuning).update(SHORT_SCHEDULE)
     ours = learner(
         models.build(name, SCHEMA) if name else None,
         json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # the moments of the kills
-        horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
-        checkpoint=folder / "state", checkpoint_every=80, tune_rate=is_tuned,
+        log=folder / "log", log_rows=250, checkpoint=folder / "state", checkpoint_every=80, tune_rate=is_tuned, **later,
     )  # fmt: skip
+    assert kind != "labeled" or ours.training_mode == "in batches, with a fused training step"
     if kind == "kafka":
         usable = sum("user" in one and one["item"] < ITEMS for one in records())
         ours.run(source(kind, place), events=usable).finish()

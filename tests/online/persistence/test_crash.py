@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,36 @@ from cadam.online.persistence import checkpoints
 from cadam.online.persistence.prediction_log import PredictionLog
 from tests.online.learner_process import COUNT, records
 from tests.online.redis_server import Server
-from tests.online.streams import Replayed, build, events, files, learner, weights
+from tests.online.streams import Replayed, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
 
-def parquet_stream(folder: Path) -> str:
+def parquet_stream(folder: Path, rows: list[dict[str, Any]]) -> str:
     folder.mkdir()
-    rows = records()
     for number, start in enumerate(range(0, len(rows), 700)):
         part = rows[start : start + 700]
         columns = {name: [row.get(name) for row in part] for name in rows[0]}
         pq.write_table(pa.table(columns), folder / f"{number}.parquet")
     return str(folder)
+
+
+def run_and_kill(kind: str, place: str, folder: Path, kills: int, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Run a learner with and without kills, check that the results are equal, and return them."""
+    script = Path(__file__).parents[1] / "learner_process.py"
+    result = subprocess.run(
+        [sys.executable, script, kind, place, str(folder), str(kills)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+    assert result.returncode == 0, result.stderr
+    whole, *killed = map(json.loads, result.stdout.splitlines())
+    assert whole.pop("kills") == 0
+    assert sum(run.pop("kills") for run in killed) >= kills
+    for run in killed:
+        assert run == whole
+    return dict(whole)
 
 
 def redis_stream(server: Server) -> str:
@@ -72,31 +91,17 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
 ) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:
-        place = parquet_stream(tmp_path / "data") if server is None else redis_stream(server)
-        script = Path(__file__).parents[1] / "learner_process.py"
-        result = subprocess.run(
-            [sys.executable, script, kind, place, str(tmp_path / "runs"), str(kills)],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "ONLINE_MODEL": model,
-                "ONLINE_STORAGE": json.dumps(storage),
-                "ONLINE_KINDS": json.dumps(kinds),
-                "ONLINE_TUNED": str(int(is_tuned)),
-            },
-        )
-        assert result.returncode == 0, result.stderr
+        place = parquet_stream(tmp_path / "data", records()) if server is None else redis_stream(server)
+        variables = {
+            "ONLINE_MODEL": model,
+            "ONLINE_STORAGE": json.dumps(storage),
+            "ONLINE_KINDS": json.dumps(kinds),
+            "ONLINE_TUNED": str(int(is_tuned)),
+        }
+        whole = run_and_kill(kind, place, tmp_path / "runs", kills, variables)
     finally:
         if server is not None:
             server.stop()
-    whole, *killed = map(json.loads, result.stdout.splitlines())
-    assert whole.pop("kills") == 0
-    assert sum(run.pop("kills") for run in killed) >= kills
-    for run in killed:
-        assert run == whole
     assert int(whole["metrics"]["events"]) + int(whole["metrics"]["rejected"]) == COUNT
     assert int(whole["metrics"]["repeated_labels"]) > 0 < int(whole["metrics"]["expired"])
     assert int(whole["metrics"]["rejected"]) > 0
@@ -105,6 +110,16 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
     assert int(whole["metrics"].get("learning_rate_switches", 0)) > 0 or not is_tuned
     for name in kinds:
         assert all(int(whole["metrics"][f"id_{count}/{name}"]) for count in ("rows", "admitted", "evicted", "expired"))
+
+
+@pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
+def test_a_fused_training_step_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
+    """All labels come with their events, so that the scores are those of the training step."""
+    columns = {name: values.tolist() for name, values in table(COUNT, seed=2).items()}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    place = parquet_stream(tmp_path / "data", rows)
+    whole = run_and_kill("labeled", place, tmp_path / "runs", kills, {"ONLINE_MODEL": "deepfm"})
+    assert int(whole["metrics"]["learned"]) == COUNT
 
 
 class Full:
