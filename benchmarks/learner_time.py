@@ -1,6 +1,7 @@
 """Measure where the time of a batch goes: `cadam run` with a ready-made model on clicks from Parquet.
 
     python benchmarks/learner_time.py [--model NAME] [--device cpu] [--batch-size 256] [--events N] [--repeats N]
+                                      [--before TREE]
 
 Each event has 13 numbers and 26 categories and comes with its label. Runs of three kinds take turns, so that all meet
 the same machine: the learner as it is, the learner with two forward passes per batch (one for the scores and one for
@@ -8,7 +9,8 @@ the gradients), and the learner with timers, whose times are exclusive of each o
 of the thread that learns, which varies less than wall time on a machine that is busy with other processes. On CUDA they
 measure wall time and wait for the device, so their sum is larger than the time of a run without them. Reading and
 encoding run in a second thread; with timers they run in the same one, without the threads of pyarrow. All numbers
-are medians over the repeats; the first run of each kind warms up and does not count.
+are medians over the repeats; the first run of each kind warms up and does not count. With --before, a column has the
+times of another version, whose checkout is TREE: its reading includes encoding, and its metrics are in "other".
 
 The limit of a part is the larger of two times: that of the bytes that it must move at the speed of copying memory, and
 that of its multiplications and additions at the speed of a large matrix product. Both speeds are measured at the start,
@@ -19,7 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,7 +42,7 @@ from cadam.online import Batch, Learner, ParquetSource, Schema, Source
 from cadam.online.data.sources import parquet
 from cadam.online.data.sources.prefetch import prefetch
 from cadam.online.device import select_device
-from cadam.online.fused_step import FusedPass
+from cadam.online.fused_step import FusedPass, FusedStep, has_onednn
 from cadam.online.models.inputs import BINS
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.models.networks import Linear
@@ -112,7 +117,8 @@ def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> d
     timers = Timers(device)
     timers.time("encode", source, "_convert")
     timers.time("forward", learner.training, "_forward")
-    timers.time("optimizer", optimizer, "step", "zero_grad")
+    is_fused = isinstance(learner.training, FusedStep)
+    timers.time("optimizer", optimizer, "step_on_same_grads" if is_fused else "step", "zero_grad")
     timers.time("metrics", learner.log_loss, "update")
     fused = {name: getattr(FusedPass, name) for name in ("forward", "backward")}
     Tensor.backward = lambda self: timers.call("backward", backward, self)  # type: ignore[method-assign]
@@ -130,12 +136,25 @@ def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> d
     return dict(timers.seconds)
 
 
+def run_before(path: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds of each part in another version, which runs in its own process."""
+    script = Path(__file__).with_name("learner_time_of_version.py")
+    command = [sys.executable, str(script), str(path), str(options.batch_size), str(options.repeats)]
+    environment = {**os.environ, "PYTHONPATH": str(options.before.resolve() / "src")}
+    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    seconds: dict[str, float] = json.loads(output)
+    return seconds
+
+
 def limits(path: Path, schema: Schema, options: argparse.Namespace) -> dict[str, float]:
     """Return the seconds per batch that the bytes and the arithmetic of each part take at least."""
     source = torch.randn(32_000_000)
     target, square = torch.empty_like(source), torch.randn(1024, 1024)
     bytes_per_second = 2 * source.nbytes / fastest(lambda: target.copy_(source))
-    flops = 2 * len(square) ** 3 / fastest(lambda: square @ square)
+    products: list[Callable[[], object]] = [lambda: square @ square]
+    if has_onednn():
+        products.append(lambda: torch.ops.mkldnn._linear_pointwise(square, square, None, "none", [], ""))
+    flops = 2 * len(square) ** 3 / min(map(fastest, products))
     model = model_builder(options.model, schema, {}, torch.device("cpu"))[0]()
     assert isinstance(model, Linear)
     count = options.batch_size
@@ -179,6 +198,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=50_000, metavar="N", help="events per run (default: 50000)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each kind (default: 5)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch (default: 1)")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="the checkout of another version, with its library")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -192,25 +212,31 @@ def main() -> None:
         for _ in range(options.repeats + 1):
             for kind in kinds:
                 runs[kind].append(run(path, schema, options, kind))
+        before = {} if options.before is None else run_before(path, options)
     medians = {
         kind: {part: statistics.median(one[part] for one in each[1:]) for part in each[0]}
         for kind, each in runs.items()
     }
     batches = -(-options.events // options.batch_size)
     print(f"{options.model} on {options.device}, batches of {options.batch_size} events, torch {torch.__version__}\n")
-    print(f"{'part':12}{'us per batch':>14}{'share':>9}{'limit in us':>14}")
+    header = f"{'before':>10}" if before else ""
+    print(f"{'part':12}{header}{'us per batch':>14}{'share':>9}{'limit in us':>14}")
     total = sum(medians["timed"].values())
     for part in PARTS:
         seconds = medians["timed"].get(part, 0.0)
+        earlier = f"{1e6 * before.get(part, 0.0) / batches:10,.0f}" if before else ""
         limit = f"{1e6 * least[part]:14,.1f}" if part in least else ""
-        print(f"{part:12}{1e6 * seconds / batches:14,.0f}{seconds / total:9.1%}{limit}")
-    print(f"{'sum':12}{1e6 * total / batches:14,.0f}{1:9.1%}{1e6 * sum(least.values()):14,.1f}\n")
+        print(f"{part:12}{earlier}{1e6 * seconds / batches:14,.0f}{seconds / total:9.1%}{limit}")
+    earlier = f"{1e6 * sum(before.values()) / batches:10,.0f}" if before else ""
+    print(f"{'sum':12}{earlier}{1e6 * total / batches:14,.0f}{1:9.1%}{1e6 * sum(least.values()):14,.1f}\n")
     print(f"{'':12}{'events per second':>19}{'per second of processor time':>31}")
     for kind in kinds[:2]:
         speeds = [options.events / medians[kind][clock] for clock in ("total", "processor")]
         print(f"{kind:12}{speeds[0]:19,.0f}{speeds[1]:31,.0f}")
     if options.json:
-        options.json.write_text(json.dumps({**vars(options), "json": None, "seconds": medians}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({**vars(options), "json": None, "before": before, "seconds": medians}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

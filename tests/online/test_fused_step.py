@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from cadam import CAdam
-from cadam.online import Events, Learner, models
+from cadam.online import Events, Learner, fused_step, models
 from cadam.online.fused_step import MODELS, FusedStep, create_training_step
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.models.networks import DeepFM
@@ -56,8 +57,12 @@ def is_fused(step: FusedStep) -> bool:
     return any(dict(fused.grads).get(p) is p.grad for fused in step._passes.values() for p in step.model.parameters())
 
 
+@pytest.mark.parametrize("uses_onednn", [False, True], ids=["torch", "onednn"])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_step_from_the_same_state_agrees_to_rounding(name: str) -> None:
+def test_one_step_from_the_same_state_agrees_to_rounding(
+    name: str, uses_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_step, "MIN_WORK_FOR_ONEDNN", 0 if uses_onednn else math.inf)
     fused, generic = both_steps(name)
     for seed, count in enumerate((64, 1, 33, 64)):
         generic.model.load_state_dict(fused.model.state_dict())
@@ -75,7 +80,10 @@ def test_one_step_from_the_same_state_agrees_to_rounding(name: str) -> None:
             torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-6, msg=key)
 
 
-@pytest.mark.parametrize(("name", "steps"), [(name, 1000 if name == "deepfm" else 100) for name in NAMES])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [*((name, 100) for name in NAMES), *(pytest.param(n, 1000, marks=pytest.mark.slow) for n in NAMES)],
+)
 def test_steps_in_float64_agree(name: str, steps: int) -> None:
     fused, generic = both_steps(name, torch.float64)
     for seed in range(steps):
@@ -89,9 +97,12 @@ def test_steps_in_float64_agree(name: str, steps: int) -> None:
         torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-9, atol=1e-9, msg=key)
 
 
-def test_the_log_loss_over_a_thousand_steps_agrees() -> None:
+@pytest.mark.parametrize(
+    "name", ["deepfm", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "deepfm")]
+)
+def test_the_log_loss_over_a_thousand_steps_agrees(name: str) -> None:
     losses = []
-    for step in both_steps("deepfm"):
+    for step in both_steps(name):
         total = 0.0
         for seed in range(1000):
             batch = columns(16, seed)
