@@ -32,7 +32,16 @@ def write_clicks(path: Path, count: int = 600, first: int = 0) -> None:
 
 def run(folder: Path, data: Path, *arguments: str) -> int:
     return main(
-        ["run", str(data), "--schema", str(folder / "schema.json"), "--checkpoint", str(folder / "state"), "--lr", "0.01"]
+        [
+            "run",
+            str(data),
+            "--schema",
+            str(folder / "schema.json"),
+            "--checkpoint",
+            str(folder / "state"),
+            "--lr",
+            "0.01",
+        ]
         + ["--batch-size", "32", *arguments]
     )
 
