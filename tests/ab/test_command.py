@@ -188,6 +188,8 @@ def test_the_output_ends_with_the_command_that_learns_with_the_recommended_arm(
     assert json.loads(Path("report.json").read_text())["run"] == command, "one seed decides nothing: the baseline stays"
     assert printed.endswith(f"to learn with Adam from now on:\n  {command}\n")
     assert main([*command.split()[1:], "--quiet"]) == 0
+    assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "runs"]) == 0
+    assert json.loads(Path("report.json").read_text())["run"] == f"{command} --checkpoint runs/clicks-2"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -495,6 +496,14 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
     if optimizer != "CAdam":
         values["optimizer"] = optimizer
     values["lr"] = f"{lr:g}"
+    # Without another folder, cadam run would continue a run that is already there.
+    name = run_config.short_name(uri)
+    folder = Path("runs", name)
+    for number in itertools.count(2):
+        if not folder.exists():
+            break
+        folder = Path("runs", f"{name}-{number}")
+        values["checkpoint"] = folder
     words = [options.place] if options.place is not None else ["--data", uri]
     for name, value in values.items():
         if value is not None:
