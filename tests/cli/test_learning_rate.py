@@ -63,6 +63,29 @@ def test_a_run_that_resumes_without_a_rate_keeps_its_rate(
     assert group["lr"] == 0.03
 
 
+def test_ready_made_models_are_tuned_by_default_and_resume_as_they_began(
+    clicks: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(clicks, "--events", COUNT // 2) == 0
+    assert "optimizer CAdam, learning rate 0.003 at first (tuned while the run learns)" in caplog.messages
+    caplog.clear()
+    assert run(clicks) == 0
+    assert re.search(r"learning rate \S+ \(tuned, \d+ changes\)", caplog.text)
+    assert read_newest(clicks.parent / "state")[1]["rate_tuning"]["labeled"] == COUNT
+
+
+def test_runs_event_by_event_and_large_models_have_a_fixed_rate(
+    clicks: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(clicks, "--events", 64, "--batch-size", 1) == 0
+    assert "optimizer CAdam, learning rate 0.003" in caplog.messages
+    caplog.clear()
+    monkeypatch.setattr("cadam.cli.run.MAX_TUNED_PARAMETERS", 10)
+    assert run(clicks, "--events", 128, "--checkpoint", clicks.parent / "large") == 0
+    assert "optimizer CAdam, learning rate 0.003" in caplog.messages
+    assert "--lr auto tunes it nevertheless" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -165,8 +165,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr",
         type=learning_rate,
         metavar="X",
-        help="learning rate; auto, or auto:X to start at X, tunes it while the run learns (default: 0.003 for "
-        "ready-made models, 0.001 for your own)",
+        help="a fixed learning rate; auto, or auto:X to start at X, tunes it while the run learns (default: auto:0.003 "
+        "for ready-made models, 0.001 for your own)",
     )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)")

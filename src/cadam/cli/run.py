@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..checkpoint_files import DamagedCheckpointError, check_like, expect_valid_content
 from ..online import run_config
@@ -58,6 +59,13 @@ logger = logging.getLogger("cadam.online")
 
 MAX_THREADS = 1024
 """The largest number of threads. OpenMP ends the process if it cannot create as many as it was asked for."""
+
+
+MAX_TUNED_PARAMETERS = 10_000_000
+"""The learning rate of larger models is not tuned unless `--lr auto` is given.
+
+Ten copies of a model of this size, with two moments per parameter, take 1.2 GB.
+"""
 
 
 @dataclass(frozen=True)
@@ -149,9 +157,6 @@ def prepare(options: argparse.Namespace) -> Job:
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
     config = run_config.read_config(options, checkpoint, options.quiet)
     batch_size = options.batch_size or default_batch_size(config.has_own_model)
-    lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model)
-    if options.compile and (is_tuned or not config.has_own_model):
-        raise UsageError("--compile is for your own model with a fixed learning rate: ready-made models are compiled")
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics or options.early_positives else config.schema
@@ -175,6 +180,9 @@ def prepare(options: argparse.Namespace) -> Job:
     log = None if options.log is None else LogOptions(options.log, probabilities=probabilities)
     torch.manual_seed(options.seed)
     model = config.build_model()
+    lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model, model)
+    if options.compile and (is_tuned or not config.has_own_model):
+        raise UsageError("--compile is for your own model with a fixed learning rate: ready-made models are compiled")
     torch.set_num_threads(options.threads or default_threads(model, batch_size))
     left_out = [name for name, reason in config.left_out(checkpoint).items() if reason != "--ignore"]
     reject_limit, baseline_check = RejectLimit(options.max_rejected, options.follow), BaselineCheck(left_out)
@@ -200,15 +208,29 @@ def prepare(options: argparse.Namespace) -> Job:
     return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
 
 
-def _learning_rate(option: float | str | None, batch_size: int, has_own_model: bool) -> tuple[float, bool]:
+def _learning_rate(
+    option: float | str | None, batch_size: int, has_own_model: bool, model: nn.Module
+) -> tuple[float, bool]:
     """Return the first learning rate, and whether it is tuned.
+
+    By default it is tuned for ready-made models that learn in batches and are not large.
 
     Raises:
         UsageError: if tuning is asked for and not possible.
     """
     default = 1e-3 if has_own_model else 3e-3
-    if option is None or isinstance(option, float):
-        return default if option is None else option, False
+    if isinstance(option, float):
+        return option, False
+    if option is None:
+        parameters = sum(param.numel() for param in model.parameters())
+        is_large = parameters > MAX_TUNED_PARAMETERS
+        if is_large and not has_own_model and batch_size > 1:
+            logger.info(
+                "the learning rate is fixed, because the model has %s parameters, and tuning needs up to ten copies of "
+                "it; --lr auto tunes it nevertheless",
+                f"{parameters:,}",
+            )
+        return default, not has_own_model and batch_size > 1 and not is_large
     if batch_size == 1:
         raise UsageError("--lr auto needs --batch-size 2 or more; give a fixed learning rate, as in --lr 0.003")
     first = option.removeprefix("auto").removeprefix(":")
@@ -269,7 +291,8 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
 def restore(job: Job) -> None:
     """Load the newest checkpoint if there is one, else the files of `--warm-start`.
 
-    The learning rate, if it was given, and the optimizer options of the command replace those of the checkpoint.
+    The learning rate, if it was given, and the optimizer options of the command replace those of the checkpoint. If it
+    was not given, a rate that was fixed remains so.
 
     Args:
         job: the job, whose learner is changed.
@@ -282,6 +305,8 @@ def restore(job: Job) -> None:
     warm_start_files = ", ".join(map(str, options.warm_start or ()))
     if newest is not None:
         path, state = newest
+        if options.lr is None and state.get("rate_tuning") is None:
+            learner.fix_rate()
         with _checkpoint_errors(job, compare_config=True), expect_valid_content(path):
             _check_metrics(state["metrics"][1:], job)
             is_rate_kept = options.lr is None or learner.rate_tuning is not None

@@ -89,7 +89,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="an optimizer of cadam, as for cadam run (default: that of the run, or CAdam)",
     )
-    add("--lr", type=float, help="learning rate (default: that of the run, or as for cadam run)")
+    add(
+        "--lr",
+        type=float,
+        help="learning rate, which is fixed (default: that of the run, or 0.003, and 0.001 for your own model)",
+    )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--threads", type=positive_int, default=1, metavar="N", help="threads of the learner (default: 1)")
     add("--horizon", type=float, default=math.inf, help="how long events wait for a label, in seconds (default: inf)")

@@ -860,6 +860,11 @@ class Learner:
         self.training.check_finite()
         return self.schedule.save(self.events, self.state_dict)
 
+    def fix_rate(self) -> None:
+        """Learn at the rate of the optimizer from now on, if the rate was tuned until now."""
+        if self.rate_tuning is not None:
+            self.training, self.rate_tuning = self.rate_tuning.leader, None
+
     def resume(self) -> bool:
         """Continue from the newest good checkpoint.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class LogLoss:
         self.weight += len(logits) if weights is None else float(weights.sum(dtype=np.float64))
 
     def __sub__(self, other: LogLoss) -> LogLoss:
-        return LogLoss(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return LogLoss(*(a - b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def mean(self) -> float:

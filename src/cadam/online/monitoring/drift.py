@@ -140,33 +140,37 @@ class FeatureHistograms:
         self.edges: dict[str, Array] = {}
         self.counts = np.zeros((0, BUCKETS))
 
+    def start(self, columns: Columns) -> None:
+        """Create an empty histogram for each feature, unless there are histograms already."""
+        if not self.names:
+            prefixed = [name for name in columns if name.startswith(FEATURE_PREFIX)]
+            self.names = [name.removeprefix(FEATURE_PREFIX) for name in prefixed]
+            self.counts = np.zeros((len(prefixed), BUCKETS))
+
     def add(self, columns: Columns) -> None:
         """Count the features of events."""
-        features = {name: values for name, values in columns.items() if name.startswith(FEATURE_PREFIX)}
-        if not self.names:
-            self.names = [name.removeprefix(FEATURE_PREFIX) for name in features]
-            self.counts = np.zeros((len(features), BUCKETS))
-        samples = {row: values[:SAMPLE] for row, values in enumerate(features.values())}
+        self.start(columns)
+        samples = {row: columns[FEATURE_PREFIX + name][:SAMPLE] for row, name in enumerate(self.names)}
         # All features with one id per event are counted together, which takes a fraction of the time.
         ids = {row: values for row, values in samples.items() if values.dtype.kind in "iu" and values.ndim == 1}
         if ids:
             buckets = np.stack(list(ids.values())) % (BUCKETS - 1) + BUCKETS * np.arange(len(ids))[:, None]
             counts = np.bincount(buckets.ravel(), minlength=BUCKETS * len(ids))
             self.counts[list(ids)] += counts.reshape(len(ids), BUCKETS)
-        for (row, values), name in zip(samples.items(), features, strict=True):
+        for (row, values), name in zip(samples.items(), self.names, strict=True):
             if row not in ids:
-                self.counts[row] += self._count(name, values.reshape(-1))
+                self.counts[row] += self._count(FEATURE_PREFIX + name, values.reshape(-1))
 
     def _count(self, name: str, values: Array) -> Array:
         if values.dtype.kind in "iu":
             return np.bincount(values % (BUCKETS - 1), minlength=BUCKETS)
         is_present = np.isfinite(values)
-        present = values[is_present].astype(np.float64)
-        if name not in self.edges and len(present):
-            self.edges[name] = np.unique(np.quantile(present, np.arange(1, BUCKETS - 1) / (BUCKETS - 1)))
-        buckets = np.full(len(values), BUCKETS - 1)
-        if len(present):
-            buckets[is_present] = np.searchsorted(self.edges[name], present)
+        if name not in self.edges and is_present.any():
+            # Edges that are equal leave a bucket empty. np.quantile and np.unique would take ten times as long.
+            present = np.sort(values[is_present].astype(np.float64))
+            self.edges[name] = present[len(present) * np.arange(1, BUCKETS - 1) // (BUCKETS - 1)]
+        buckets = np.searchsorted(self.edges.get(name, np.empty(0)), values)
+        buckets[~is_present] = BUCKETS - 1
         return np.bincount(buckets, minlength=BUCKETS)
 
 
@@ -223,8 +227,7 @@ class DriftMonitor:
         mean = (total - self._last_loss).mean
         if not np.isfinite(mean):
             return
-        if not len(self._histograms.counts):
-            self._histograms.add({name: values[:0] for name, values in columns.items()})
+        self._histograms.start(columns)
         self._snapshots.append(self._histograms.counts.copy())
         self._losses.append(self._last_loss)
         if self._detector.total % COUNTED_BLOCKS == 0:
