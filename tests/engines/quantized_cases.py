@@ -210,6 +210,7 @@ def stochastic_rounding() -> None:
 
 CASES = (
     *(dense, huge, rows, rows_apart, records, distinct_rows, distinct_ids_that_are_no_rows, row_steps),
+    exact_updates,
     stochastic_rounding,
 )
 

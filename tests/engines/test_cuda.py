@@ -723,25 +723,45 @@ def test_numbers_reach_the_kernel_of_the_coefficients_as_all_of_their_bits() -> 
     assert params["n0_"].do_not_specialize
 
 
-@needs_triton
-@pytest.mark.parametrize("kind", ["within_tiles", "across_tiles"])
-def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) -> None:
-    """Compiled for a device that need not be there."""
+def ptx_of(spec: KernelSpec, kind: str, width: int = 64, early: bool = False) -> tuple[list[str], str]:
+    """Return the arguments of a kernel for rows and its code, compiled for a device that need not be there."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    spec = KernelSpec.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
-    strides, flags = RowStrides(1, 1, 1, True), (True, False, False, False, False, True)
-    launch = getattr(_make_launches(spec, (torch.float32,) * 3, 64, strides, *flags), kind)
+    strides, flags = RowStrides(1, 1, 1, True), (True, False, False, False, False, early)
+    dtypes = (torch.float32,) * (1 + len(spec.buffers))
+    launch = getattr(_make_launches(spec, dtypes, width, strides, *flags), kind)
     kinds = {"keys": "*i32", "order": "*i64", "coefficients": "*fp64", "counts": "*i64"}
-    kinds |= dict.fromkeys(("seed", "n", "rows", "width"), "i32")
+    kinds |= dict.fromkeys(("seed", "n", "rows", "width"), "i32") | dict.fromkeys(("row_steps", "last_steps"), "*i32")
     constants = {**launch.constants, "sources": None, "error": None, "found_inf": None}
     names = launch.kernel.arg_names
     signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items() if name in names}
     made = triton.compiler.ASTSource(launch.kernel, signature, values)
-    text = triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.warps}).asm["ptx"]
-    place = [name for name in names if signature[name] != "constexpr"].index("coefficients")
+    options = {"num_warps": launch.warps, "maxnreg": launch.registers}
+    text = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return [name for name in names if signature[name] != "constexpr"], text
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["within_tiles", "across_tiles"])
+@pytest.mark.parametrize("width", [16, 1024])
+@pytest.mark.parametrize("options", [{"sparse_updates": "exact"}, {"confidence_after": 9}], ids=str)
+def test_kernels_with_records_of_rows_are_compiled(options: dict[str, Any], width: int, kind: str) -> None:
+    spec = KernelSpec.of(RULES["adam"], {**defaults(RULES["adam"]), **options}, rows=True)
+    names, text = ptx_of(spec, kind, width)
+    assert ({"last_steps", "by_missed"} <= set(names)) == ("sparse_updates" in options)
+    assert ({"row_steps", "by_step"} <= set(names)) == ("confidence_after" in options)
+    assert "bar.sync" in text  # all threads of a row read its record before one of them writes it
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["within_tiles", "across_tiles"])
+def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) -> None:
+    """Compiled for a device that need not be there."""
+    spec = KernelSpec.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
+    names, text = ptx_of(spec, kind, early=True)
+    place = names.index("coefficients")
     read = [m.start() for m in re.finditer(rf"ld\.param\S*\s.*_param_{place}\]", text)]
     assert text.count("griddepcontrol.wait") == 1
     assert read
