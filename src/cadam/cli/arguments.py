@@ -76,6 +76,11 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
     add("--ignore", metavar="A,B", help="columns to leave out")
+    parser.add_argument(
+        "--ids",
+        action="store_true",
+        help="infer the kind id, with a row for each value, instead of hash for columns of many ids",
+    )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

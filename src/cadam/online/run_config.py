@@ -147,7 +147,7 @@ def displayed_uri(uri: str) -> str:
 
 def _column_options(options: argparse.Namespace) -> ColumnOptions:
     ignore = tuple(name.strip() for name in (options.ignore or "").split(",") if name.strip())
-    return ColumnOptions(options.label, options.user, options.time, options.id, ignore)
+    return ColumnOptions(options.label, options.user, options.time, options.id, ignore, options.ids)
 
 
 def infer_schema(uri: str, options: argparse.Namespace) -> InferredSchema:

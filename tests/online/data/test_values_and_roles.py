@@ -194,3 +194,14 @@ def test_lists_as_labels_are_refused_by_name() -> None:
     columns = {"x": list(range(100)), "y": [[row % 2, 1] for row in range(100)]}
     with pytest.raises(CannotInferError, match="'y' contains lists"):
         infer_schema(Sample(columns, 100, 100, "a sample"), ColumnOptions(label="y"))  # type: ignore[arg-type]
+
+
+def test_columns_of_many_ids_get_a_row_for_each_value_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    lines = ["user_id,item,page,click", *(f"{n % 2000},i{n % 1500},{n % 7},{n % 2}" for n in range(6000))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    features = infer_schema(take_sample(f"csv:{path}"), ColumnOptions(label="click", uses_ids=True)).schema.features
+    assert features["user_id"] == features["item"] == "id:max=100000?"
+    assert features["page"].startswith("hash:")
+    hashed = infer_schema(take_sample(f"csv:{path}"), ColumnOptions(label="click")).schema.features
+    assert all(kind.startswith("hash:") for kind in hashed.values())

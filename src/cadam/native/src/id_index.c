@@ -317,26 +317,55 @@ static void sift_down(candidate *heap, int64_t size, int64_t at)
     heap[at] = moved;
 }
 
+static candidate candidate_of(const id_index *x, int64_t row, int64_t by_frequency)
+{
+    const int64_t age[2] = {x->rows[row].last_seen, x->rows[row].frequency};
+    return (candidate){age[by_frequency], age[!by_frequency], row};
+}
+
 /* Release `count` rows: those that were seen least recently or, if `by_frequency`, least often. Rows that are equal in this
  * respect are ordered by the other one. Returns the number of released rows, which is smaller than `count` if the optimizer
- * step that follows needs too many, or -2 if memory ran out. */
+ * step that follows needs too many, or -2 if memory ran out.
+ *
+ * A histogram of `first` shows up to which bin all rows are released. A heap chooses among the rows of the bin after it. */
 EXPORT int64_t cadam_index_evict(id_index *x, int64_t count, int64_t by_frequency)
 {
-    candidate *heap = malloc((size_t)(count > 0 ? count : 1) * sizeof *heap);
+    enum { BINS = 4096 };
+    int64_t bins[BINS] = {0}, lowest = INT64_MAX, highest = INT64_MIN, released = 0, size = 0;
+    for (int64_t row = 1; row < x->row_count; row++)
+        if (is_releasable(x, row)) {
+            const int64_t first = candidate_of(x, row, by_frequency).first;
+            lowest = first < lowest ? first : lowest;
+            highest = first > highest ? first : highest;
+        }
+    if (count <= 0 || lowest > highest)
+        return 0;
+    const uint64_t width = ((uint64_t)highest - (uint64_t)lowest) / BINS + 1;
+    for (int64_t row = 1; row < x->row_count; row++)
+        if (is_releasable(x, row))
+            bins[((uint64_t)candidate_of(x, row, by_frequency).first - (uint64_t)lowest) / width]++;
+    uint64_t last = 0;
+    int64_t left = count;
+    while (last < BINS - 1 && bins[last] <= left)
+        left -= bins[last++];
+    left = left < bins[last] ? left : bins[last];
+    candidate *heap = malloc((size_t)(left > 0 ? left : 1) * sizeof *heap);
     if (!heap)
         return -2;
-    int64_t size = 0;
-    for (int64_t row = 1; row < x->row_count && count > 0; row++) {
+    for (int64_t row = 1; row < x->row_count; row++) {
         if (!is_releasable(x, row))
             continue;
-        const int64_t age[2] = {x->rows[row].last_seen, x->rows[row].frequency};
-        const candidate c = {age[by_frequency], age[!by_frequency], row};
-        if (size < count) {
+        const candidate c = candidate_of(x, row, by_frequency);
+        const uint64_t bin = ((uint64_t)c.first - (uint64_t)lowest) / width;
+        if (bin < last) {
+            release_row(x, row);
+            released++;
+        } else if (bin == last && size < left) {
             heap[size++] = c;
-            if (size == count)
+            if (size == left)
                 for (int64_t at = size / 2; at--;)
                     sift_down(heap, size, at);
-        } else if (precedes(&c, heap)) {
+        } else if (bin == last && left && precedes(&c, heap)) {
             heap[0] = c;
             sift_down(heap, size, 0);
         }
@@ -344,7 +373,7 @@ EXPORT int64_t cadam_index_evict(id_index *x, int64_t count, int64_t by_frequenc
     for (int64_t i = 0; i < size; i++)
         release_row(x, heap[i].row);
     free(heap);
-    return size;
+    return released + size;
 }
 
 /* Slots ------------------------------------------------------------------------------------------------------- */

@@ -22,17 +22,24 @@ MIN_WORDS = 3
 """From this mean number of words on, texts are used as bags of words."""
 MAX_WORDS = 64
 """The most words of a text that are used."""
+MIN_IDS = 1_000
+"""With `uses_ids`, columns of ids or text with at least this estimated number of values have the kind `id`."""
+MIN_ID_ROWS = 100_000
+"""The smallest limit of rows of the kind `id`."""
 SAMPLED_TEXTS = 20_000
 """The number of texts whose words are counted."""
 
 
-def decide_feature(column: Column, total: int | None, is_user: bool = False) -> ColumnDecision:
+def decide_feature(
+    column: Column, total: int | None, is_user: bool = False, uses_ids: bool = False
+) -> ColumnDecision:
     """Choose the kind of a feature, or leave the column out.
 
     Args:
         column: The column.
         total: The number of rows of all data, None if the stream grows.
         is_user: Whether the column contains the users, so that integers are ids, and even nearly unique ones are used.
+        uses_ids: Whether columns of many ids have the kind `id`, which gives each of them a row, instead of `hash`.
     """
     name, estimate = column.name, column.estimate_distinct(total)
     count = f"{column.distinct:,} values" if estimate == column.distinct else f"about {estimate:,} values"
@@ -43,6 +50,12 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
 
     def hashed(reason: str) -> ColumnDecision:
         return ColumnDecision(name, f"{buckets}?", reason)
+
+    def identified(reason: str) -> ColumnDecision:
+        if not uses_ids or estimate < MIN_IDS:
+            return hashed(f"{reason}, hashed")
+        rows = max(MIN_ID_ROWS, choose_buckets(estimate) if estimate > MIN_ID_ROWS else 4 * estimate)
+        return ColumnDecision(name, f"id:max={rows}?", f"{reason}, each with its own row")
 
     is_unique = column.is_nearly_unique(total)
     unique = f"nearly unique: {column.distinct:,} values in {column.present:,} rows do not help to predict other events"
@@ -70,7 +83,7 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
         return ColumnDecision(name, "number?", f"numbers {value_range(column)}")
     if column.type == "integer":
         if is_user or is_identifier(name):
-            return left_out(unique) if is_unique and not is_user else hashed(f"integer ids, {count}, hashed")
+            return left_out(unique) if is_unique and not is_user else identified(f"integer ids, {count}")
         if column.distinct <= 2:
             return hashed("two values")
         rows = len(column.values) if total is None else total
@@ -93,7 +106,7 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False) -> 
         return left_out(unique)
     if max(len(str(value)) for value in column.counts) > MAX_TEXT_LENGTH:
         return left_out(f"text of more than {MAX_TEXT_LENGTH} characters")
-    return hashed(f"text, {count}, hashed")
+    return identified(f"text, {count}")
 
 
 def choose_buckets(distinct: int) -> int:

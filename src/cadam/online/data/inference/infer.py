@@ -59,7 +59,7 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
         elif name == id_.column:
             decision = ColumnDecision(name, "id", id_.reason)
         else:
-            decision = decide_feature(column, sample.total, is_user=name == user.column)
+            decision = decide_feature(column, sample.total, name == user.column, options.uses_ids)
             if name == time.column:
                 decision = replace(decision, reason=f"time of the event ({time.reason}); {decision.reason}")
             elif name == user.column:

@@ -36,6 +36,7 @@ class ColumnOptions:
         time: The column of the time, with ``:FORMAT`` if the format is not recognized.
         id: The column of the event's id, with ``:text`` if its values are text.
         ignore: The columns to leave out.
+        uses_ids: Whether columns of many ids have the kind `id` instead of `hash`.
     """
 
     label: str | None = None
@@ -43,6 +44,7 @@ class ColumnOptions:
     time: str | None = None
     id: str | None = None
     ignore: tuple[str, ...] = ()
+    uses_ids: bool = False
 
 
 @dataclass(frozen=True)
