@@ -64,7 +64,7 @@ class PairedScores:
         self.recent_sequence = RecentSequence(alpha, total, lag)
         self.kind: Kind = "inconclusive"
         self.judgment: Kind = "inconclusive"
-        """What the intervals say now. It becomes the verdict once it is confirmed."""
+        """The conclusion from the intervals now. It becomes the verdict once it is confirmed."""
         self.judged_since = 0.0
         """The number of judged events before the present judgment."""
         self.is_conflicting = False
