@@ -1,17 +1,18 @@
 """The guard: stops the publication of snapshots when the log loss has risen.
 
-Corrupted labels, for example of a client that reports all outcomes inverted, spoil a model within minutes. They show as a
-rise of the log loss of new labels under the predictions that were made before them. The guard therefore compares the
+Corrupted labels, for example of a client that reports all outcomes inverted, spoil a model within minutes. They show as
+a rise of the log loss of new labels under the predictions that were made before them. The guard therefore compares the
 loss of each block of labels with that of the blocks before it, as a control chart does (Shewhart 1931, "Economic
 control of quality of manufactured product"): there is an alert if the block lies above the prediction interval of
 Student's t. The interval assumes that the losses of the last blocks are independent and close to normal. Paired losses
-of the learner and of an earlier version on the same labels need no such assumption, but could not find corrupted labels:
-the learner fits them, so that it is better than the earlier version as long as they come. The drift alarm of
-`cadam run` finds smaller and slower rises, and needs more blocks for a large one, in which corrupted labels are learned.
+of the learner and of an earlier version on the same labels need no such assumption, but could not find corrupted
+labels: the learner fits them, so that it is better than the earlier version as long as they come. The drift alarm of
+`cadam run` finds smaller and slower rises, and needs more blocks for a large one, in which corrupted labels are
+learned.
 
 The reverse holds after the alert. A sudden change of the world raises the loss in the same way, and no test of labels
-alone can tell it from corrupted labels. The guard therefore only gives people time. After `hold` seconds it compares the
-learner with the served version on the same new labels, in pairs and with a confidence sequence: if the learner is
+alone can tell it from corrupted labels. The guard therefore only gives people time. After `hold` seconds it compares
+the learner with the served version on the same new labels, in pairs and with a confidence sequence: if the learner is
 better, the world has changed and publication resumes; if it is not, labels were corrupted and the alert stays until a
 rollback. An alert without a cause ends in the same way.
 """
