@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from cadam.ab.verdict import PairedScores
+from cadam.statistics.paired_scores import PairedScores
 from cadam.statistics.intervals import Array
 
 BATCHES, BATCH_SIZE, USERS = 1200, 256, 300

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cadam.ab.analysis import MAX_LOSS, Analysis, constant_loss, log_losses
+from cadam.ab.analysis import Analysis, constant_loss
 from cadam.ab.stream import JudgedEvents
 from cadam.ab.study import Run, Study
-from cadam.ab.verdict import PairedScores
+from cadam.statistics.paired_scores import MAX_LOSS, PairedScores, log_losses
 from cadam.statistics.rate_selection import RateSelector
 
 BATCH, BATCHES = 100, 200

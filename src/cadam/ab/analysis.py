@@ -22,15 +22,13 @@ import numpy as np
 from ..online.metrics.stream import measure
 from ..statistics.comparison import Better
 from ..statistics.intervals import Array, Interval, interval
+from ..statistics.paired_scores import MAX_LOSS, PairedScores, log_losses
 from ..statistics.rate_selection import RateSelector
 from .result import ArmResult, Curve, PairResult, Result
 from .runner import RunCache
 from .stream import JudgedEvents
 from .study import MAX_ADDED_RATES, Run, Study, next_rate, rate_between
-from .verdict import PairedScores
 
-MAX_LOSS = 15.0
-"""The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
 WARM_UP_HALF_LIFE = 2_000
 """The half-life, in events, of the losses that decide when warm-up ends."""
 MIN_WARM_UP = 500
@@ -40,14 +38,6 @@ PERIODS = 20
 CURVE_POINTS = 200
 """The number of moments at which the confidence sequence is shown."""
 METRIC_KEYS = {"log_loss": "log_loss", "auc": "auc", "gauc": "gauc_by_impressions"}
-
-
-def log_losses(scores: Array, labels: Array) -> Array:
-    """Return the log loss of each event, at most `MAX_LOSS`; nan for scores that are not finite."""
-    x = np.where(labels > 0.5, -scores.astype(np.float64), scores)
-    with np.errstate(over="ignore", invalid="ignore"):
-        losses: Array = np.minimum(np.logaddexp(0.0, x), MAX_LOSS)
-    return np.where(np.isfinite(scores), losses, np.nan)
 
 
 class _ArmState:

@@ -53,6 +53,11 @@ def duration(text: str) -> float:
     return float(match[1]) * SECONDS_OF_UNIT[match[2] or "s"]
 
 
+def guard(text: str) -> float | None:
+    """Parse --guard: a duration, or off, as an argparse type."""
+    return None if text == "off" else duration(text)
+
+
 def size(text: str) -> int:
     """Parse a number of bytes such as 500000, 64M or 10G, as an argparse type."""
     match = re.fullmatch(r"([1-9]\d{0,15})([kmgt]?)b?", text.lower())
@@ -101,6 +106,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--unmatched",
         choices=("drop", "negative"),
         help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
+    )
+    add(
+        "--guard",
+        type=guard,
+        default=3600.0,
+        metavar="TIME",
+        help="if the log loss rises, serve an older version for at least this time; off for never (default: 1h)",
     )
     add("--retain", type=duration, metavar="TIME", help="delete log entries that are older, as 7d (default: keep all)")
     add("--retain-size", type=size, metavar="SIZE", help="delete the oldest log entries beyond a size, as 10G")

@@ -80,6 +80,8 @@ class ServiceConfig:
     refresh_steps: int | None = None
     checkpoint_seconds: float = 60.0
     keep: int = 3
+    guard_seconds: float | None = 3600.0
+    """The shortest time of an alert of the guard, None for no guard."""
     retain_seconds: float | None = None
     retain_bytes: int | None = None
     token_file: str | None = None
@@ -229,6 +231,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         unmatched=options.unmatched,
         refresh_seconds=options.refresh.seconds,
         refresh_steps=options.refresh.steps,
+        guard_seconds=options.guard,
         retain_seconds=options.retain,
         retain_bytes=options.retain_size,
         token_file=None if options.token_file is None else str(options.token_file.resolve()),

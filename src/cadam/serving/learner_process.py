@@ -8,7 +8,6 @@ CONFIG is a `ServiceConfig` as JSON. The process ends when its standard input is
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import sys
 import time
@@ -21,7 +20,6 @@ import torch
 from ..checkpoint_files import expect_valid_content, read_tree
 from ..online.device import select_device
 from ..online.labels.join import LabelOptions, Unmatched
-from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import read_newest
@@ -29,9 +27,11 @@ from ..online.persistence.warm_start import with_options
 from ..online.run_config import model_builder
 from .config import ServiceConfig
 from .event_log import EventLog, Rollback
-from .learner_report import STATUS_FILE, Housekeeping, RollbackRequestedError, StatusFile
+from .guard import Guard
+from .learner_report import SECONDS_BETWEEN_REPORTS, STATUS_FILE, Housekeeping, RollbackRequestedError, StatusFile
 from .log_source import LogSource
 from .processes import prepare_process, watch_parent
+from .service_learner import ServiceLearner
 from .snapshots import SnapshotPublisher
 from .versions import Versions
 
@@ -41,7 +41,7 @@ SECONDS_TO_WAIT_FOR_FOLDER = 20.0
 """The time to wait for the learner of an earlier service to release the checkpoint folder."""
 
 
-def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], None]] = ()) -> Learner:
+def build_learner(config: ServiceConfig) -> ServiceLearner:
     """Build the learner of a service in its initial state, with a model from `start_from` if there is one."""
     build, loss = model_builder(config.model, config.schema(), config.settings, select_device(config.device))
     torch.manual_seed(config.seed)
@@ -49,8 +49,9 @@ def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], N
     optimizer = OptimizerSpec.parse(config.optimizer)
     labels = LabelOptions(config.horizon, cast(Unmatched | None, config.unmatched), capacity=config.capacity)
     checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
-    learner = Learner(
-        *(model, optimizer.build(model, config.lr), loss), labels=labels, checkpoint=checkpoint, reports=reports
+    guard = None if config.guard_seconds is None else Guard(config.guard_seconds)
+    learner = ServiceLearner(
+        *(model, optimizer.build(model, config.lr), loss), labels=labels, checkpoint=checkpoint, guard=guard
     )
     if config.start_from is not None:
         _, state = read_newest(Path(config.start_from))
@@ -58,7 +59,7 @@ def build_learner(config: ServiceConfig, reports: Sequence[Callable[[Learner], N
     return learner
 
 
-def restore(learner: Learner, config: ServiceConfig, rollbacks: Sequence[Rollback]) -> None:
+def restore(learner: ServiceLearner, config: ServiceConfig, rollbacks: Sequence[Rollback]) -> None:
     """Load the newest checkpoint, or the version of a rollback that was requested after it was saved."""
     assert learner.checkpoints is not None
     newest = learner.checkpoints.load_newest()
@@ -78,8 +79,9 @@ def restore(learner: Learner, config: ServiceConfig, rollbacks: Sequence[Rollbac
     learner.schedule.saves = saves
     logger.info("%s %s at %d events", "rolled back to" if is_rollback else "resumed from", path.name, learner.events)
     if is_rollback:
-        learner.schedule.has_unsaved_events = True
-        learner.schedule.time_of_save = -math.inf
+        learner.schedule.make_due()
+        if learner.guard is not None:
+            learner.guard.clear()
 
 
 def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None]) -> None:
@@ -90,7 +92,7 @@ def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None])
         set_stop: is called with the function that stops the learner.
     """
     log = EventLog(config.log_path, is_durable=False)
-    learner: Learner | None = None
+    learner: ServiceLearner | None = None
     try:
         learner = _wait_for_folder(config)
         set_stop(learner.stop)
@@ -104,20 +106,32 @@ def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None])
         )
         restore(learner, config, rollbacks)
         runtime = config.runtime_folder()
-        publisher = SnapshotPublisher(source, runtime, config.refresh_seconds, config.refresh_steps)
+        publisher = SnapshotPublisher(source, config, Versions(config.path))
         if not learner.resumed and publisher.published is not None:  # left by another service in this folder
             publisher.path.unlink()
             publisher.published = None
         status = StatusFile(runtime / STATUS_FILE, config.title, source, publisher, log)
         learner.reports += [publisher, status, Housekeeping(config, source, log)]
-        learner.run(source)
+        try:
+            learner.run(source)
+        except FloatingPointError as error:
+            publisher.is_diverged = True
+            _wait_for_rollback(error, learner, status)
     finally:
         if learner is not None:
             learner.close()
         log.close()
 
 
-def _wait_for_folder(config: ServiceConfig) -> Learner:
+def _wait_for_rollback(error: FloatingPointError, learner: ServiceLearner, status: StatusFile) -> None:
+    """Report that the model has diverged until a rollback is requested, or until the learner is stopped."""
+    logger.error("%s. Learning stops until a rollback; the last good version stays in use", error)
+    while not learner.is_stop_requested:
+        status.end(learner)
+        time.sleep(SECONDS_BETWEEN_REPORTS)
+
+
+def _wait_for_folder(config: ServiceConfig) -> ServiceLearner:
     """Build the learner, and wait for a while if the learner of an earlier service is still ending."""
     deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_FOLDER
     while True:

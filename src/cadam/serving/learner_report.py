@@ -15,6 +15,7 @@ from ..online.monitoring.status_page import RecentLoss, page_values, status_mess
 from .config import ServiceConfig
 from .event_log import EventLog, LogUnavailableError
 from .log_source import LogSource
+from .service_learner import ServiceLearner
 from .snapshots import SnapshotPublisher
 from .versions import Versions
 
@@ -46,14 +47,14 @@ class StatusFile:
         self._recent_loss = RecentLoss()
         self._time_of_update, self._covered = -math.inf, -1
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: ServiceLearner) -> None:
         """Update the file if it is due, or if a new snapshot was published."""
         covered = self.publisher.covered_position(learner)
         seconds = time.monotonic() - self._time_of_update
         if seconds >= SECONDS_BETWEEN_REPORTS or (covered != self._covered and seconds >= SECONDS_BETWEEN_REPORTS / 5):
             self.end(learner)
 
-    def end(self, learner: Learner) -> None:
+    def end(self, learner: ServiceLearner) -> None:
         """Update the file now, and raise if a rollback is requested."""
         from prometheus_client.core import GaugeMetricFamily
 
@@ -68,6 +69,7 @@ class StatusFile:
                 "whether the model has diverged, so that snapshots are not published",
                 self.publisher.is_diverged,
             ),
+            "guard_alert": ("whether snapshots are not published because the log loss has risen", learner.is_alert),
             "rollbacks": ("number of rollbacks", self.source.generation),
             "log_bytes": ("size of the event log", self.log.size()),
         }

@@ -6,6 +6,7 @@ map the file into memory: loading takes less than a millisecond whatever its siz
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -20,14 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint_files import read_tree
 from ..online.data.events import Array
-from ..online.learner import Learner
 from ..online.persistence.export import ScoringModel
+from .config import ServiceConfig
 from .log_source import LogSource
+from .service_learner import ServiceLearner
+from .versions import Versions, version_name
 
 logger = logging.getLogger("cadam.serving")
 
 SNAPSHOT_FILE = "snapshot.safetensors"
+GUARD_TAG = "before-alert"
+"""The tag of the version that is served during an alert of the guard."""
 
 
 class NotReadyError(RuntimeError):
@@ -60,45 +66,50 @@ class SnapshotInfo:
         return version_name(self.position, self.generation)
 
 
-def version_name(position: int, generation: int) -> str:
-    """Return the name of the version that has learned the log up to a position, after a number of rollbacks."""
-    return f"{position}-r{generation}" if generation else str(position)
-
-
 class SnapshotPublisher:
     """A report of the learner that publishes a snapshot when one is due.
 
     A snapshot whose weights are not finite is not published: predictions continue with the last good one. After a
     restart the learner repeats a part of the log; until it has caught up with the published snapshot, that one stays.
 
+    During an alert of the guard nothing new is published, and the newest version before the loss rose is served.
+
     Args:
         source: the source of the learner, which knows the position.
-        folder: the folder of the snapshot.
-        seconds: the shortest time between two snapshots, unless `steps` is given.
-        steps: the number of training steps between two snapshots.
+        config: the configuration of the service.
+        versions: the versions of the service.
     """
 
-    def __init__(self, source: LogSource, folder: Path, seconds: float, steps: int | None = None) -> None:
-        self.source, self.path, self.seconds, self.steps = source, folder / SNAPSHOT_FILE, seconds, steps
+    def __init__(self, source: LogSource, config: ServiceConfig, versions: Versions) -> None:
+        self.source, self.config, self.versions = source, config, versions
+        self.path, self.seconds, self.steps = (
+            config.runtime_folder() / SNAPSHOT_FILE,
+            config.refresh_seconds,
+            config.refresh_steps,
+        )
         self.published = read_info(self.path)
         """The newest snapshot, None if there is none."""
         self.is_diverged = False
         self.bytes = 0
         self._time_of_write, self._published_steps = -math.inf, -1
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: ServiceLearner) -> None:
         """Publish a snapshot if the model has changed and a snapshot is due."""
-        if learner.steps == self._published_steps:
-            return
-        if self.steps is not None:
-            is_due = learner.steps - self._published_steps >= self.steps or self._published_steps < 0
-        else:
-            is_due = time.monotonic() - self._time_of_write >= self.seconds
-        if is_due:
+        if learner.is_alert:
+            self._withdraw(learner)
+        elif learner.steps != self._published_steps and self._is_due(learner.steps):
             self.end(learner)
 
-    def end(self, learner: Learner) -> None:
-        """Publish a snapshot now, unless a newer one is published."""
+    def _is_due(self, steps: int) -> bool:
+        if self.steps is not None:
+            return steps - self._published_steps >= self.steps or self._published_steps < 0
+        return time.monotonic() - self._time_of_write >= self.seconds
+
+    def end(self, learner: ServiceLearner) -> None:
+        """Publish a snapshot now, unless a newer one is published or the guard has raised an alert."""
+        if learner.is_alert:
+            self._withdraw(learner)
+            return
         info = SnapshotInfo(
             *(self.source.generation, self.source.position, learner.steps, learner.events, learner.learned),
             time=time.time(),
@@ -120,7 +131,29 @@ class SnapshotPublisher:
         self.is_diverged, self.published, self._published_steps = False, info, learner.steps
         self.bytes = self.path.stat().st_size
 
-    def covered_position(self, learner: Learner) -> int:
+    def _withdraw(self, learner: ServiceLearner) -> None:
+        """Serve the newest version before the loss rose, and let the guard compare the learner with it."""
+        guard = learner.guard
+        if guard is None or guard.position is None or guard.served is not None:
+            return
+        version = self.versions.newest_before(guard.position)
+        if version is not None:
+            info = SnapshotInfo(
+                *(version.generation, version.position, learner.steps, version.events, version.learned),
+                time=time.time(),
+            )
+            try:
+                self.versions.tag(version.name, GUARD_TAG)  # it is not deleted then
+                write_snapshot(self.path, read_tree(self.versions.path(version.name))["model"], info)
+            except OSError as error:  # the next call tries again
+                logger.error("version %s could not be served again: %s", version.name, error)
+                return
+            self.published, self._published_steps = info, -1
+            logger.error("version %s is served, which has the tag %s", version.name, GUARD_TAG)
+        guard.served = ServedModel(self.path.parent, lambda: copy.deepcopy(learner.model))
+        guard.served.refresh()
+
+    def covered_position(self, learner: ServiceLearner) -> int:
         """Return the position up to which all labels that were learned are in the published snapshot."""
         if learner.steps == self._published_steps or self.published is None:
             return self.source.position

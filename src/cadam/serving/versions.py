@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from ..atomic_write import replace_file
 from ..online.models.model_file import UsageError
-from .snapshots import version_name
 
 if TYPE_CHECKING:
     from ..online.learner import Learner
 
 VERSIONS_FOLDER = "versions"
 NAME = re.compile(r"\d+(-r\d+)?")
-KEPT_LAST, KEPT_HOURS, KEPT_DAYS = 3, 24, 7
-"""How many versions are kept: the newest ones, the newest of each hour, and the newest of each day."""
+KEPT_LAST = 3
+KEPT_PER_PERIOD = ((600, 12), (3600, 24), (86400, 7))
+"""How many versions are kept: the newest ones, and the newest of each ten minutes, of each hour and of each day."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class Version:
     learned: int
     log_loss: float | None
     tags: list[str] = field(default_factory=list)
+
+    @property
+    def generation(self) -> int:
+        """The number of rollbacks before it."""
+        return int(self.name.partition("-r")[2] or 0)
+
+
+def version_name(position: int, generation: int) -> str:
+    """Return the name of the version that has learned the log up to a position, after a number of rollbacks."""
+    return f"{position}-r{generation}" if generation else str(position)
 
 
 class Versions:
@@ -97,6 +107,10 @@ class Versions:
         names = ", ".join(version.name for version in versions[-10:]) or "there are none yet"
         raise UsageError(f"there is no version {name!r}; the newest versions: {names}")
 
+    def newest_before(self, position: int) -> Version | None:
+        """Return the newest version that has learned nothing after a position in the log, None if there is none."""
+        return next((version for version in reversed(self.list()) if version.position <= position), None)
+
     def find(self, name: str) -> Path:
         """Return the checkpoint of a version."""
         return self.path(self.get(name).name)
@@ -132,10 +146,10 @@ class Versions:
 
 
 def kept_versions(versions: list[Version], now: float | None = None) -> list[Version]:
-    """Choose the versions that are kept: the last ones, and the newest of each of the last hours and days."""
+    """Choose the versions that are kept: the last ones, and the newest of each of the last periods."""
     now = time.time() if now is None else now
     kept = {version.name: version for version in versions[-KEPT_LAST:]}
-    for seconds, count in ((3600, KEPT_HOURS), (86400, KEPT_DAYS)):
+    for seconds, count in KEPT_PER_PERIOD:
         newest = {int(version.time // seconds): version for version in versions}
         kept |= {version.name: version for slot, version in newest.items() if slot > now // seconds - count}
     return [version for version in versions if version.name in kept]

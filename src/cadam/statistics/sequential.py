@@ -144,7 +144,7 @@ class ConfidenceSequence:
 class RecentSequence:
     """A confidence sequence for the mean difference over the recent part of a stream.
 
-    A confidence sequence of its own begins after 20, 40, 80, ... batches. The present interval is that of the latest of
+    A separate confidence sequence begins after 20, 40, 80, ... batches. The present interval is that of the latest of
     them which covers at least half of the stream so far. As one looks at K sequences along a stream, each of them has
     the error probability `alpha` / K (Bonferroni), so that the probability that any of them ever excludes the mean over
     its own part is about `alpha`. Every part is fixed before its events are predicted, so that each sequence has the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ class CheckpointSchedule:
         """Whether a checkpoint is due after a total of `events` events."""
         is_late = time.monotonic() - self.time_of_save > self.options.seconds
         return events - self.events_at_save >= self.options.every or (is_late and self.has_unsaved_events)
+
+    def make_due(self) -> None:
+        """Let the next checkpoint be due now."""
+        self.has_unsaved_events, self.time_of_save = True, -math.inf
 
     def save(self, events: int, state_dict: Callable[[], Any]) -> Path | None:
         """Write a checkpoint.

@@ -25,12 +25,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..statistics.comparison import Better, Kind, judge
-from ..statistics.intervals import Array, Interval, interval
-from ..statistics.sequential import ConfidenceSequence, RecentSequence
+from .comparison import Better, Kind, judge
+from .intervals import Array, Interval, interval
+from .sequential import ConfidenceSequence, RecentSequence
 
+MAX_LOSS = 15.0
+"""The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
 MAX_FACTOR = 100
 """If a decision needs more than this many times the present events or seeds, their number is not given."""
+
+
+def log_losses(scores: Array, labels: Array) -> Array:
+    """Return the log loss of each event, at most `MAX_LOSS`; nan for scores that are not finite."""
+    x = np.where(labels > 0.5, -scores.astype(np.float64), scores)
+    with np.errstate(over="ignore", invalid="ignore"):
+        losses: Array = np.minimum(np.logaddexp(0.0, x), MAX_LOSS)
+    return np.where(np.isfinite(scores), losses, np.nan)
 
 
 class PairedScores:
@@ -54,7 +64,7 @@ class PairedScores:
         self.recent_sequence = RecentSequence(alpha, total, lag)
         self.kind: Kind = "inconclusive"
         self.judgment: Kind = "inconclusive"
-        """What the intervals say now. It becomes the verdict once it is confirmed."""
+        """The conclusion from the intervals now. It becomes the verdict once it is confirmed."""
         self.judged_since = 0.0
         """The number of judged events before the present judgment."""
         self.is_conflicting = False

@@ -1,0 +1,186 @@
+"""The guard: wrong labels do not reach predictions, a rollback recovers, and a changed world is served in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from cadam.online import models
+from cadam.online.data.schema import Schema
+from cadam.online.run_config import RunConfig
+from cadam.serving import guard
+from cadam.serving.config import ServiceConfig
+from cadam.serving.event_log import Entry, EventLog
+from cadam.serving.guard import Guard
+from cadam.serving.learner_process import build_learner, learn, restore
+from cadam.serving.learner_report import STATUS_FILE, Housekeeping, RollbackRequestedError
+from cadam.serving.log_source import LogSource
+from cadam.serving.service_learner import ServiceLearner
+from cadam.serving.snapshots import GUARD_TAG, SNAPSHOT_FILE, ServedModel, SnapshotPublisher
+from cadam.serving.versions import Versions
+from tests.serving.service_process import wait_for
+
+SCHEMA = Schema({"item": "category:10"}, label="click")
+
+
+class World:
+    """A service in one process, and a stream in which items below 5 are clicked and others are not."""
+
+    def __init__(self, folder: Path, hold: float) -> None:
+        RunConfig("", SCHEMA, "linear", lambda: models.build("linear", SCHEMA), torch.nn.BCEWithLogitsLoss(), {}).write(
+            folder
+        )
+        self.config = ServiceConfig(
+            *(str(folder), "linear", {}), lr=0.05, batch_size=200, guard_seconds=hold, checkpoint_seconds=1e9
+        )
+        self.log, self.random, self.count = EventLog(self.config.log_path), np.random.default_rng(0), 0
+        self.served = ServedModel(self.config.runtime_folder(), lambda: models.build("linear", self.config.schema()))
+
+    def stream(self, count: int, flipped: bool = False) -> None:
+        entries = []
+        for item in self.random.integers(10, size=count).tolist():
+            click = int((self.random.random() < (0.9 if item < 5 else 0.1)) != flipped)
+            self.count += 1
+            key = f"e{self.count}"
+            entries.append(
+                Entry("event", key, json.dumps({"item": item, "event_id": key, "received_at": self.count}), self.count)
+            )
+            entries.append(Entry("label", key, str(click), self.count))
+        self.log.append(entries)
+
+    def learn(self) -> ServiceLearner:
+        """Learn the log to its end in a new process, so to say, and publish."""
+        learner = build_learner(self.config)
+        try:
+            rollbacks = self.log.rollbacks()
+            restore(learner, self.config, rollbacks)
+            source = LogSource(self.log, self.config.schema(), batch_size=200, follow=False, rollbacks=rollbacks)
+            publisher = SnapshotPublisher(source, self.config, Versions(self.config.path))
+            learner.reports += [publisher, Housekeeping(self.config, source, self.log)]
+            learner.run(source)
+            Housekeeping(self.config, source, self.log)(learner)
+        finally:
+            learner.close()
+        self.served.refresh()
+        return learner
+
+    def loss(self) -> float:
+        """The log loss of the served version on the true labels."""
+        scores = self.served.scores({"item": np.arange(10)})[1].astype(np.float64)
+        rates = np.where(np.arange(10) < 5, 0.9, 0.1)
+        return float(np.mean(rates * np.logaddexp(0, -scores) + (1 - rates) * np.logaddexp(0, scores)))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
+    monkeypatch.setattr(guard, "BLOCK", 200)
+    world = World(tmp_path, request.param)
+    yield world
+    world.log.close()
+
+
+@pytest.mark.parametrize("world", [1e9], indirect=True)
+def test_wrong_labels_are_not_served_and_a_rollback_recovers(world: World) -> None:
+    world.stream(6000)
+    assert not world.learn().is_alert
+    good = world.loss()
+    version = world.served.info
+    assert version is not None
+    assert good < 0.4  # the entropy of the labels is 0.325, and a constant has 0.693
+
+    world.stream(1500, flipped=True)
+    assert world.learn().is_alert
+    assert world.loss() == pytest.approx(good), "the version before the wrong labels is served"
+    assert world.served.info is not None
+    assert world.served.info.version == version.version
+    world.stream(500)
+    assert world.learn().is_alert, "a restart keeps the alert"
+    assert world.loss() == pytest.approx(good)
+
+    versions = Versions(world.config.path)
+    tagged = versions.get(GUARD_TAG)
+    assert tagged.name == version.version
+    world.log.add_rollback(tagged.name, tagged.position)
+    world.stream(500)
+    assert not world.learn().is_alert
+    assert world.served.info.generation == 1
+    assert world.loss() < good + 0.02
+
+
+@pytest.mark.parametrize("world", [None], indirect=True)
+def test_without_a_guard_wrong_labels_are_served(world: World) -> None:
+    world.stream(6000)
+    world.learn()
+    world.stream(3000, flipped=True)
+    world.learn()
+    assert world.loss() > 0.6
+
+
+@pytest.mark.parametrize("world", [0.0], indirect=True)
+def test_a_changed_world_ends_the_alert(world: World) -> None:
+    world.stream(6000)
+    world.learn()
+    world.stream(1000, flipped=True)
+    assert world.learn().is_alert
+    assert world.loss() < 0.4
+    world.stream(4000, flipped=True)
+    learner = world.learn()
+    assert not learner.is_alert
+    assert learner.guard is not None
+    assert learner.guard.alerts == 1
+    assert world.loss() > 0.9, "the labels have changed, and the served version has followed"
+
+
+@pytest.mark.parametrize("world", [0.0], indirect=True)
+def test_steady_labels_raise_no_alert(world: World) -> None:
+    world.stream(10000)
+    learner = world.learn()
+    assert learner.guard is not None
+    assert learner.guard.alerts == 0
+
+
+@pytest.mark.parametrize("world", [1e9], indirect=True)
+def test_a_learner_that_diverges_waits_for_a_rollback(world: World) -> None:
+    world.stream(10)
+    world.learn()
+    config = replace(world.config, lr=3e38, batch_size=2)
+    world.stream(200)
+    status = config.runtime_folder() / STATUS_FILE
+    with ThreadPoolExecutor() as pool:
+        learning = pool.submit(learn, config, lambda stop: None)
+        wait_for(lambda: status.exists() and "cadam_diverged 1.0" in json.loads(status.read_text())["metrics"], 30)
+        assert not learning.done()
+        version = Versions(config.path).list()[-1]
+        world.log.add_rollback(version.name, version.position)
+        with pytest.raises(RollbackRequestedError):
+            learning.result(30)
+    with safe_open(config.runtime_folder() / SNAPSHOT_FILE, framework="pt") as snapshot:
+        assert all(bool(snapshot.get_tensor(name).isfinite().all()) for name in snapshot.keys())  # noqa: SIM118
+
+
+def test_the_state_of_a_guard_is_complete() -> None:
+    random = np.random.default_rng(0)
+
+    def feed(watched: Guard, rounds: int, label: int) -> None:
+        for _ in range(rounds):
+            scores = np.full(150, 2.0) + random.normal(0, 0.1, 150)
+            watched.update({"score": scores, "label": np.full(150, label)}, None, 0)  # type: ignore[arg-type]
+
+    first, second = Guard(1e9), Guard(1e9)
+    feed(first, 201, 1)
+    second.load_state_dict(first.state_dict())
+    random = np.random.default_rng(1)
+    feed(first, 40, 0)
+    random = np.random.default_rng(1)
+    feed(second, 40, 0)
+    assert first.is_alert
+    assert second.is_alert
+    assert first.state_dict()["position"] == second.state_dict()["position"]
