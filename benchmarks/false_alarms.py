@@ -15,16 +15,17 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from cadam.statistics.paired_scores import PairedScores
 from cadam.statistics.intervals import Array
+from cadam.statistics.paired_scores import PairedScores
 
 BATCHES, BATCH_SIZE, USERS = 1200, 256, 300
 LOSS = 0.45
 """The log loss of the baseline."""
-STREAMS: Mapping[str, Mapping[str, float]] = {
+STREAMS: Mapping[str, Mapping[str, Any]] = {
     "all effects": {},
     "nothing stays": {"constant": 0},
     "much drift": {"constant": 0, "drift": 0.01},

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cadam import checkpoint_files
+from cadam.atomic_write import write_with
 from cadam.cli.main import main
 from cadam.online import Schema, load_model, models
 from cadam.serving.snapshots import ServedModel, SnapshotInfo, write_snapshot
@@ -31,19 +32,8 @@ def write_clicks(path: Path, count: int = 600, first: int = 0) -> None:
 
 
 def run(folder: Path, data: Path, *arguments: str) -> int:
-    return main(
-        [
-            "run",
-            str(data),
-            "--schema",
-            str(folder / "schema.json"),
-            "--checkpoint",
-            str(folder / "state"),
-            "--lr",
-            "0.01",
-        ]
-        + ["--batch-size", "32", *arguments]
-    )
+    state = ["--schema", str(folder / "schema.json"), "--checkpoint", str(folder / "state")]
+    return main(["run", str(data), *state, "--lr", "0.01", "--batch-size", "32", *arguments])
 
 
 @pytest.fixture
@@ -79,14 +69,14 @@ def test_a_damaged_checkpoint_with_ids_is_replaced_by_the_one_before(folder: Pat
 
 
 def test_learning_continues_while_the_disk_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, writes = checkpoint_files.write_with, 0
+    writes = 0
 
     def fail(*arguments: Any) -> None:
         nonlocal writes
         writes += 1
         if writes in (2, 3):
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(*arguments)
+        write_with(*arguments)
 
     monkeypatch.setattr(checkpoint_files, "write_with", fail)
     assert run(folder, folder / "clicks.csv", "--every", "200") == 0

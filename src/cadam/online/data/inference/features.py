@@ -30,9 +30,7 @@ SAMPLED_TEXTS = 20_000
 """The number of texts whose words are counted."""
 
 
-def decide_feature(
-    column: Column, total: int | None, is_user: bool = False, uses_ids: bool = False
-) -> ColumnDecision:
+def decide_feature(column: Column, total: int | None, is_user: bool = False, uses_ids: bool = False) -> ColumnDecision:
     """Choose the kind of a feature, or leave the column out.
 
     Args:
