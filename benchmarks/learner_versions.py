@@ -6,14 +6,17 @@
 Each version runs in its own process, which learns all events once per round: a DeepFM on clicks from Parquet
 (13 numbers, 26 categories), with log loss, AUC, normalized entropy and calibration, and with
 checkpoints. The runs of the two versions take turns, so that both meet the same machine. Threads are those that the
-version's command line chooses. A slow first version can learn fewer events with --events-before. With --busy, as many
-other processes compute without a pause beside them. The first round warms up and does not count. Processor time is that
-of all threads of a version; with OMP_NUM_THREADS=1, it is a comparison that depends less on other processes.
+version's command line chooses. With --per-event, each event is learned before the next one is predicted, and
+--batch-size is the number of events that are read together. A slow first version can learn fewer events with
+--events-before. With --busy, as many other processes compute without a pause beside them. The first round warms up and
+does not count. Processor time is that of all threads of a version; with OMP_NUM_THREADS=1, it is a comparison that
+depends less on other processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import statistics
 import subprocess
@@ -37,7 +40,7 @@ def run(path: Path, options: argparse.Namespace, events: int) -> tuple[float, fl
 
     schema = click_schema()
     torch.manual_seed(0)
-    model = models.build("deepfm", schema, width=options.width, hidden=options.hidden).to(options.device)
+    model = models.build(options.model, schema, width=options.width, hidden=options.hidden).to(options.device)
     with suppress(ImportError):  # an older version leaves the number of threads to torch
         from cadam.online.training_step import default_threads
 
@@ -45,7 +48,10 @@ def run(path: Path, options: argparse.Namespace, events: int) -> tuple[float, fl
     optimizer = CAdam(model.named_parameters(), lr=LEARNING_RATE)
     loss = nn.functional.binary_cross_entropy_with_logits
     with tempfile.TemporaryDirectory() as folder:
-        learner = Learner(model, optimizer, loss, metrics=[StreamMetrics()], checkpoint=folder)
+        parameters = inspect.signature(Learner.__init__).parameters
+        name = "per_event" if "per_event" in parameters else "one_by_one"  # the name in older versions
+        per_event = {name: True} if options.per_event else {}
+        learner = Learner(model, optimizer, loss, metrics=[StreamMetrics()], checkpoint=folder, **per_event)
         start, processor_start = time.perf_counter(), time.process_time()
         learner.run(ParquetSource(path, schema, batch_size=options.batch_size), events=events)
         seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
@@ -83,6 +89,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="FILE", help="the clicks, which are written if there is no file")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each version (default: 5)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside them (default: 0)")
+    parser.add_argument("--model", default="deepfm", metavar="NAME", help="a ready-made model (default: deepfm)")
+    parser.add_argument("--per-event", action="store_true", help="per-event training, with the model linear or fm")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events per step (default: 256)")
     parser.add_argument(
@@ -112,9 +120,8 @@ def main() -> None:
             for process in [*workers, *busy]:
                 process.kill()
                 process.wait()
-    print(
-        f"DeepFM on {options.device}, width {options.width or 'by default'}, hidden {options.hidden or 'by default'}, "
-    )
+    shape = f"width {options.width or 'by default'}, hidden {options.hidden or 'by default'}"
+    print(f"{options.model} on {options.device}, {shape}, ")
     print(f"{options.events:,} events, batches of {options.batch_size}, {os.cpu_count()} cores, ", end="")
     print(f"{options.busy} busy processes beside it, {options.rounds} rounds, torch {torch.__version__}\n")
     print(f"{'':10}{'events per second':>19}{'slowest':>11}{'fastest':>11}{'per s of processor':>20}{'log loss':>11}")
