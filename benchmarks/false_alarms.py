@@ -2,8 +2,9 @@
 
 Differences of the log loss under paired seeds are simulated, batch by batch. With equal arms the difference of each
 seed has mean 0, but is not 0: it has a part that stays, a random walk (drift), a season, effects of users, and noise
-with bursts, in part common to all seeds. "Head start" has a lead that fades, on which nobody should act. The verdict is
-looked at after every batch, and any verdict other than "inconclusive" or "equivalent" at any moment counts as wrong.
+with bursts, in part common to all seeds. "Head start" has a lead that fades, for which there is no reason to switch.
+The verdict is looked at after every batch, and any verdict other than "inconclusive" or "equivalent" at any moment
+counts as wrong.
 
     python benchmarks/false_alarms.py [--comparisons 400] [--processes 2]
 """

@@ -10,7 +10,7 @@ import pytest
 
 from cadam.ab.analysis import Analysis, constant_loss
 from cadam.ab.stream import JudgedEvents
-from cadam.ab.study import Run, Study
+from cadam.ab.study import Run, Study, rate_between
 from cadam.statistics.paired_scores import MAX_LOSS, PairedScores, log_losses
 from cadam.statistics.rate_selection import RateSelector
 
@@ -192,3 +192,50 @@ def test_a_verdict_that_does_not_last_is_reported() -> None:
     assert pair.first_decided_at is not None
     assert pair.reopened_at is not None
     assert pair.first_decided_at < 30_000 < pair.reopened_at
+
+
+def follow(differences: np.ndarray) -> PairedScores:
+    """Return a pair whose differences, the same under three seeds but for noise, are these; the baseline is 0.5."""
+    random = np.random.default_rng(0)
+    pair = PairedScores("lower", 0.1, 0.05, len(differences))
+    for number, difference in enumerate(differences, 1):
+        arm = 0.5 + difference + 1e-3 * random.standard_normal() + 1e-4 * random.standard_normal(3)
+        pair.update(arm, np.full(3, 0.5), 100, 100 * number)
+    return pair
+
+
+def test_a_judgment_has_to_stand_for_as_many_events_again() -> None:
+    (before, at) = (follow(np.full(count, -0.01)) for count in (77, 78))
+    assert (before.judgment, before.kind, before.estimate_more()) == ("better", "inconclusive", (100, None))
+    assert before.judged_since == 3900, "the recent part begins after 20 batches and is known after 20 more"
+    assert (at.kind, at.decided_at) == ("better", 7800)
+
+
+def test_a_difference_that_fades_gets_no_verdict() -> None:
+    pair = follow(-0.2 / np.arange(10, 410))
+    assert pair.over_time.high < 0
+    assert pair.recent_over_time.high < 0, "also in the recent part it is certain that there is a difference"
+    assert pair.is_fading
+    assert (pair.kind, pair.first_decided_at) == ("inconclusive", None)
+    more_events, more_seeds = pair.estimate_more()
+    assert (more_events, more_seeds) == (80_000, None)
+    assert pair.change.low > 0, "the trend is certain"
+
+
+def test_a_difference_of_which_only_the_start_is_certain_gets_no_verdict() -> None:
+    pair = follow(np.where(np.arange(400) < 100, -0.02, 0.0))
+    assert pair.over_time.high < 0
+    assert pair.recent_over_time.low < 0 < pair.recent_over_time.high
+    assert pair.kind == "inconclusive"
+
+
+def test_a_rate_is_added_between_the_best_and_its_better_neighbor() -> None:
+    assert rate_between({0.001: 0.5, 0.003: 0.4, 0.01: 0.42, 0.03: 0.6}) == 0.0055
+    assert rate_between({0.001: 0.5, 0.003: 0.4, 0.0055: 0.41, 0.01: 0.42}) is None, "they are close enough"
+    assert rate_between({0.001: 0.5, 0.003: 0.4}) is None, "at an end, the grid is extended first"
+    assert rate_between({0.001: 0.5, 0.003: 0.4, 0.01: math.nan}) is None
+    quality = {("A", 0.01): (0.6, 0.6), ("A", 0.1): (1.0, 1.0), ("A", 1.0): (0.3, 0.3)}
+    quality |= {("B", lr): values for (_, lr), values in quality.items()}
+    analysis = make_analysis(quality, grid=(0.01, 0.1, 1.0))
+    analysis.update(60)
+    assert {(run.arm, run.lr) for run in analysis.rates_to_add()} == {("A", 0.032), ("B", 0.032)}

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from cadam.statistics.intervals import t_quantile
-from cadam.statistics.sequential import ConfidenceSequence, first_exclusion, sequence_of_intervals, student_quantile
+from cadam.statistics.sequential import (
+    ConfidenceSequence,
+    RecentSequence,
+    first_exclusion,
+    remove_skewness,
+    sequence_of_intervals,
+    student_quantile,
+)
 
 BATCHES = 400
 STREAMS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
@@ -117,3 +124,46 @@ def test_bad_arguments_are_refused() -> None:
         ConfidenceSequence(first_check=1)
     with pytest.raises(ValueError, match="finite"):
         ConfidenceSequence().update(math.nan)
+
+
+def test_skewed_differences_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    differences = random.lognormal(size=(150, 400)) - math.exp(0.5)
+
+    def count_wrong() -> int:
+        ends = [sequence_of_intervals(values, np.ones(400))[1:] for values in differences]
+        return sum(first_exclusion(low, high) is not None for low, high in ends)
+
+    corrected = count_wrong()
+    monkeypatch.setattr("cadam.statistics.sequential.remove_skewness", lambda quantile, skewness: quantile)
+    assert corrected <= 7 < count_wrong(), "of 150, of which 5% are 7.5"
+
+
+def test_skewness_is_removed_by_the_inverse_of_halls_transformation() -> None:
+    skewness = 0.3
+    for quantile in (-2.5, 0.0, 2.5):
+        t = remove_skewness(quantile, skewness)
+        transformed = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6
+        assert transformed == pytest.approx(quantile)
+    assert remove_skewness(2.5, 0.0) == 2.5
+
+
+def test_the_recent_sequence_covers_the_last_half_or_more() -> None:
+    sequence = RecentSequence(0.05, total=400)
+    assert sequence.starts == [20, 40, 80, 160]
+    random = np.random.default_rng(0)
+    differences = np.concatenate([np.full(160, -1.0), np.zeros(240)]) + 0.1 * random.standard_normal(400)
+    for number, difference in enumerate(differences.tolist(), 1):
+        sequence.update(difference)
+        if number < 40:
+            assert sequence.interval.low == -math.inf
+        elif sequence.number is not None:
+            start = sequence.starts[sequence.number]
+            assert number / 2 >= start > number / 4
+            assert sequence.interval.mean == pytest.approx(differences[start:number].mean())
+    assert sequence.interval.low < 0 < sequence.interval.high, "the start does not count any more"
+
+
+def test_the_recent_sequence_of_late_labels_begins_later() -> None:
+    assert RecentSequence(0.05, total=400, lag=5).starts == [100, 200]
+    assert RecentSequence(0.05, total=10).starts == [20], "a short stream has no recent part"
