@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join([*STREAMS, *SIMULATED]), metavar="A,B")
     parser.add_argument("--events", type=int, default=500_000, metavar="N", help="events per stream")
     parser.add_argument("--model", default="deepfm", choices=tuple(models.MODELS))
-    parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="of cadam or torch.optim")
+    parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="a class of cadam or torch.optim")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at the same time")
     parser.add_argument("--output", type=argparse.FileType("a"), default=sys.stdout, metavar="FILE")
