@@ -96,7 +96,7 @@ def generate_block(events: int, block_start: int) -> list[tuple[Any, ...]]:
 
 
 def movielens(path: str) -> list[Batch]:
-    """Return ratings in the order of their time: is a rating at least 4?"""
+    """Return ratings in the order of their time. The label is whether a rating is at least 4."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)

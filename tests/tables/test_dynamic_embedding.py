@@ -462,7 +462,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 def test_the_guide_shows_what_its_examples_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
     examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for code, output in examples:
         exec(code.replace('"table.pt"', repr(str(tmp_path / "table.pt"))), {})
         assert capsys.readouterr().out == output

@@ -270,7 +270,7 @@ class Batch:
             row_limit: The number of rows that may be used, including the shared row.
 
         Returns:
-            The new rows, or None if there is no room for them. Then `assign` is to be called.
+            The new rows, or None if there is no room for them. Then `assign` must be called.
         """
         index, misses = self._index, self.misses
         if not misses:
