@@ -99,6 +99,19 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="learning rate, which is fixed (default: that of the run, or 0.003, and 0.001 for your own model)",
     )
+    add(
+        "--challenger",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an optimizer that learns in shadow and is compared with --optimizer, as in cadam:lr=0.01; repeatable",
+    )
+    add(
+        "--promote",
+        choices=("auto", "manual"),
+        default="manual",
+        help="whether a challenger that is better is served by itself, or after POST /promote (default: manual)",
+    )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--threads", type=positive_int, default=1, metavar="N", help="threads of the learner (default: 1)")
     add("--horizon", type=float, default=math.inf, help="how long events wait for a label, in seconds (default: inf)")
