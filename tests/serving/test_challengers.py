@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from cadam.cli.main import main
 from cadam.cli.serve_arguments import add_serve_arguments
+from cadam.online import models
 from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.checkpoints import list_checkpoints
 from cadam.serving import arms
 from cadam.serving.arms import Arm
 from cadam.serving.config import read_config
 from cadam.serving.learner_report import _arm_families
+from cadam.serving.snapshots import ServedModel
 from tests.serving.service_process import assert_same_state, replay
 from tests.serving.world import World
 
@@ -108,6 +112,30 @@ def test_a_challenger_that_diverges_does_not_stop_the_champion(world: World) -> 
     assert families["cadam_challenger_failed"].samples[0].value == 1
     world.log.add_promotion(str(challenger.arm))
     assert str(world.learn().arm) == SLOW
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_service_with_challengers_is_migrated(world: World) -> None:
+    world.stream(400)
+    learner = world.learn()
+    before = [world.loss(), learner.log_loss.count]
+    folder = str(world.config.path)
+    assert (
+        main(["migrate", folder, "--add", "brand=hash:9?", "--optimizer", "adam:weight_decay=0.1", "--lr", "0.02"]) == 0
+    )
+    world.config = replace(world.config, optimizer="adam:weight_decay=0.1", lr=0.02)
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    learner = world.learn()
+    assert str(learner.arm) == "Adam:weight_decay=0.1:lr=0.02"
+    assert world.loss() == pytest.approx(before[0], abs=1e-5), "the scores have not changed"
+    assert learner.log_loss.count == before[1]
+    world.stream(400)
+    learner = world.learn()
+    assert world.loss() < before[0]
+    assert learner.challengers[0].learner.learned == learner.learned == 800
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
 
 
 def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ class World:
 
     def loss(self) -> float:
         """The log loss of the served version on the true labels."""
-        scores = self.served.scores({"item": np.arange(10)})[1].astype(np.float64)
+        missing = {name: np.zeros(10, np.int64) for name in self.config.schema().features if name != "item"}
+        scores = self.served.scores({"item": np.arange(10), **missing})[1].astype(np.float64)
         rates = np.where(np.arange(10) < 5, 0.9, 0.1)
         return float(np.mean(rates * np.logaddexp(0, -scores) + (1 - rates) * np.logaddexp(0, scores)))

@@ -1,4 +1,4 @@
-"""Arguments of `cadam serve`, `cadam versions` and `cadam rollback`."""
+"""Arguments of `cadam serve`, `cadam versions`, `cadam rollback` and `cadam migrate`."""
 
 from __future__ import annotations
 
@@ -159,3 +159,23 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam rollback`."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
     parser.add_argument("version", metavar="VERSION", help="the name or tag of a version, as `cadam versions` lists it")
+
+
+def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam migrate`."""
+    add = parser.add_argument
+    add(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with the checkpoints of a run or of a service, which must not run",
+    )
+    for name, placeholder, text in (
+        ("--add", "NAME=KIND", "a new column, as user=hash:1000?"),
+        ("--drop", "NAME", "a column to leave out"),
+        ("--resize", "NAME=KIND", "a column with another size, as item=hash:2000"),
+    ):
+        add(name, action="append", default=[], metavar=placeholder, help=f"{text}; repeatable")
+    add("--optimizer", metavar="NAME", help="another optimizer of cadam, as adam, whose moments are those so far")
+    add("--lr", type=float, help="another learning rate")
+    add("--dry-run", action="store_true", help="only print what is kept")

@@ -219,7 +219,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
     schema = _choose_schema(options, model, described)
     check_same_schema(schema, folder, in_order=not is_model_file(model))
-    if run is not None:
+    if run is not None and not list_checkpoints(folder):  # later, the service may have been migrated
         check_same_schema(schema, run, in_order=not is_model_file(model))
     build, loss = model_builder(model, schema, settings)
     run_config = RunConfig("", schema, model, build, loss, settings)
