@@ -109,6 +109,17 @@ def test_a_learner_that_diverges_waits_for_a_rollback(world: World) -> None:
         assert all(bool(snapshot.get_tensor(name).isfinite().all()) for name in snapshot.keys())  # noqa: SIM118
 
 
+def test_rare_positives_raise_no_alert() -> None:
+    watched, random = Guard(1e9), np.random.default_rng(0)
+    for _ in range(10_000):
+        labels = (random.random(1000) < 0.001).astype(np.float32)
+        watched.update({"score": np.full(1000, -6.9), "label": labels}, None, 0)  # type: ignore[arg-type]
+    assert watched.alerts == 0
+    for _ in range(20):
+        watched.update({"score": np.full(5000, -6.9), "label": np.ones(5000)}, None, 0)  # type: ignore[arg-type]
+    assert watched.alerts == 1
+
+
 def test_the_state_of_a_guard_is_complete() -> None:
     random = np.random.default_rng(0)
 
