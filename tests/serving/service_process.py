@@ -160,5 +160,12 @@ def assert_same_state(folder: Path, other: Path) -> dict[str, Any]:
         for name, value in values.items():
             expected = state["optimizer"]["state"][key][name]
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected)), (key, name)
+    assert saved["arms"]["champion"] == state["arms"]["champion"]
+    assert saved["arms"]["challengers"].keys() == state["arms"]["challengers"].keys()
+    for name, challenger in saved["arms"]["challengers"].items():
+        other_challenger = state["arms"]["challengers"][name]
+        for weight, value in challenger["learner"]["model"].items():
+            assert torch.equal(value, other_challenger["learner"]["model"][weight]), (name, weight)
+        assert repr(challenger["scores"]) == repr(other_challenger["scores"])
     assert saved["pending"]["number_of"]["keys"].tolist() == state["pending"]["number_of"]["keys"].tolist()
     return dict(saved)

@@ -109,6 +109,20 @@ def test_a_request_is_used_as_a_whole_or_not_at_all(state: FrontState) -> None:
     assert logged(state.config.path, "label") == [(1, "5")]
 
 
+def test_a_challenger_is_promoted_by_its_name(state: FrontState) -> None:
+    assert post(state, "/promote", {"version": "1"}).status_code == 400
+    answer = post(state, "/promote", {"challenger": "adam"})
+    assert answer.status_code == 404
+    assert "the challengers: none" in answer.json()["error"]
+    state.status.last_message["challengers"] = ["Adam:lr=0.003", "CAdam:lr=0.01", "CAdam:lr=0.1"]
+    assert post(state, "/promote", {"challenger": "cadam"}).status_code == 404, "there are two"
+    for name in ("adam", "CAdam:lr=0.1"):
+        assert post(state, "/promote", {"challenger": name}).status_code == 200
+    log = EventLog(state.config.log_path)
+    assert [promotion.challenger for promotion in log.promotions()] == ["Adam:lr=0.003", "CAdam:lr=0.1"]
+    log.close()
+
+
 def test_a_label_among_the_columns_of_a_prediction_is_not_stored(state: FrontState) -> None:
     assert post(state, "/predict", {**EVENT, "rating": "anything"}).status_code == 200
     [(_, body)] = logged(state.config.path, "event")
@@ -263,7 +277,7 @@ def test_the_description_has_the_columns(state: FrontState) -> None:
         event = description["components"]["schemas"]["Event"]
         assert event["properties"]["shop"] == {"type": ["integer"], "minimum": 0, "maximum": 3}
         assert set(event["required"]) == {"item", "shop", "title"}
-        assert {"/predict", "/learn", "/feedback", "/model", "/rollback"} <= description["paths"].keys()
+        assert {"/predict", "/learn", "/feedback", "/model", "/rollback", "/promote"} <= description["paths"].keys()
 
     talk(state, conversation)
 
@@ -313,7 +327,7 @@ def check_random_bodies(state: FrontState, count: int) -> None:
 
     async def conversation(client: httpx.AsyncClient) -> None:
         for _ in range(count):
-            path = generator.choice(["/predict", "/learn", "/feedback", "/rollback"])
+            path = generator.choice(["/predict", "/learn", "/feedback", "/rollback", "/promote"])
             answer = await client.post(path, content=random_body(generator))
             assert answer.status_code in (200, 400, 404, 422), (path, answer.content)
             if answer.status_code != 200:

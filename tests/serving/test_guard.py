@@ -10,79 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors import safe_open
 
-from cadam.online import models
-from cadam.online.data.schema import Schema
-from cadam.online.run_config import RunConfig
 from cadam.serving import guard
-from cadam.serving.config import ServiceConfig
-from cadam.serving.event_log import Entry, EventLog
 from cadam.serving.guard import Guard
-from cadam.serving.learner_process import build_learner, learn, restore
-from cadam.serving.learner_report import STATUS_FILE, Housekeeping, RollbackRequestedError
-from cadam.serving.log_source import LogSource
-from cadam.serving.service_learner import ServiceLearner
-from cadam.serving.snapshots import GUARD_TAG, SNAPSHOT_FILE, ServedModel, SnapshotPublisher
+from cadam.serving.learner_process import learn
+from cadam.serving.learner_report import STATUS_FILE, RollbackRequestedError
+from cadam.serving.snapshots import GUARD_TAG, SNAPSHOT_FILE
 from cadam.serving.versions import Versions
 from tests.serving.service_process import wait_for
-
-SCHEMA = Schema({"item": "category:10"}, label="click")
-
-
-class World:
-    """A service in one process, and a stream in which items below 5 are clicked and others are not."""
-
-    def __init__(self, folder: Path, hold: float) -> None:
-        RunConfig("", SCHEMA, "linear", lambda: models.build("linear", SCHEMA), torch.nn.BCEWithLogitsLoss(), {}).write(
-            folder
-        )
-        self.config = ServiceConfig(
-            *(str(folder), "linear", {}), lr=0.05, batch_size=200, guard_seconds=hold, checkpoint_seconds=1e9
-        )
-        self.log, self.random, self.count = EventLog(self.config.log_path), np.random.default_rng(0), 0
-        self.served = ServedModel(self.config.runtime_folder(), lambda: models.build("linear", self.config.schema()))
-
-    def stream(self, count: int, flipped: bool = False) -> None:
-        entries = []
-        for item in self.random.integers(10, size=count).tolist():
-            click = int((self.random.random() < (0.9 if item < 5 else 0.1)) != flipped)
-            self.count += 1
-            key = f"e{self.count}"
-            entries.append(
-                Entry("event", key, json.dumps({"item": item, "event_id": key, "received_at": self.count}), self.count)
-            )
-            entries.append(Entry("label", key, str(click), self.count))
-        self.log.append(entries)
-
-    def learn(self) -> ServiceLearner:
-        """Learn the log to its end in a new process, so to say, and publish."""
-        learner = build_learner(self.config)
-        try:
-            rollbacks = self.log.rollbacks()
-            restore(learner, self.config, rollbacks)
-            source = LogSource(self.log, self.config.schema(), batch_size=200, follow=False, rollbacks=rollbacks)
-            publisher = SnapshotPublisher(source, self.config, Versions(self.config.path))
-            learner.reports += [publisher, Housekeeping(self.config, source, self.log)]
-            learner.run(source)
-            Housekeeping(self.config, source, self.log)(learner)
-        finally:
-            learner.close()
-        self.served.refresh()
-        return learner
-
-    def loss(self) -> float:
-        """The log loss of the served version on the true labels."""
-        scores = self.served.scores({"item": np.arange(10)})[1].astype(np.float64)
-        rates = np.where(np.arange(10) < 5, 0.9, 0.1)
-        return float(np.mean(rates * np.logaddexp(0, -scores) + (1 - rates) * np.logaddexp(0, scores)))
+from tests.serving.world import World
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
     monkeypatch.setattr(guard, "BLOCK", 200)
-    world = World(tmp_path, request.param)
+    world = World(tmp_path, guard_seconds=request.param)
     yield world
     world.log.close()
 
@@ -164,6 +107,17 @@ def test_a_learner_that_diverges_waits_for_a_rollback(world: World) -> None:
             learning.result(30)
     with safe_open(config.runtime_folder() / SNAPSHOT_FILE, framework="pt") as snapshot:
         assert all(bool(snapshot.get_tensor(name).isfinite().all()) for name in snapshot.keys())  # noqa: SIM118
+
+
+def test_rare_positives_raise_no_alert() -> None:
+    watched, random = Guard(1e9), np.random.default_rng(0)
+    for _ in range(10_000):
+        labels = (random.random(1000) < 0.001).astype(np.float32)
+        watched.update({"score": np.full(1000, -6.9), "label": labels}, None, 0)  # type: ignore[arg-type]
+    assert watched.alerts == 0
+    for _ in range(20):
+        watched.update({"score": np.full(5000, -6.9), "label": np.ones(5000)}, None, 0)  # type: ignore[arg-type]
+    assert watched.alerts == 1
 
 
 def test_the_state_of_a_guard_is_complete() -> None:

@@ -46,7 +46,7 @@ def test_a_newcomer_gets_to_a_prediction_that_has_changed(tmp_path: Path) -> Non
             outputs.append(done.stdout)
             if "feedback" in code:  # the guide waits for two seconds, which a busy machine may exceed
                 wait_for(lambda: httpx.get(f"{url}/model").json()["learned"], 60)
-        predicted, accepted, changed, learned, refused, _, rolled_back = outputs
+        predicted, accepted, changed, learned, refused, _, rolled_back, migration = outputs
         assert json.loads(predicted)["predictions"][0]["id"] == "e1"
         assert json.loads(accepted) == {"repeated": [], "accepted": 1, "unknown": []}
         score = json.loads(predicted)["predictions"][0]["score"]
@@ -54,6 +54,10 @@ def test_a_newcomer_gets_to_a_prediction_that_has_changed(tmp_path: Path) -> Non
         assert json.loads(learned)["accepted"] == 2
         assert "price: text 'cheap' is not a number" in json.loads(refused)["error"]
         assert "continues from version 0" in rolled_back
+        shown = PAGE.read_text()
+        for line in migration.splitlines():
+            if "events that wait" not in line:
+                assert f"    {line}\n" in shown
         for name in ("cadam_staleness_seconds", "cadam_request_seconds", "cadam_requests_total", "cadam_learner_up"):
             assert f"`{name}`" in PAGE.read_text()
             assert name in httpx.get(f"{url}/metrics").text

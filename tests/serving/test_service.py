@@ -88,7 +88,8 @@ def load(service: Service, seconds: float, seed: int) -> dict[str, Any]:
 def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
     """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay."""
     generator = random.Random(0)
-    with running(folder / "service", "--refresh", "50ms") as service, ThreadPoolExecutor(2) as pool:
+    options = ("--refresh", "50ms", "--challenger", "adam")
+    with running(folder / "service", *options) as service, ThreadPoolExecutor(2) as pool:
         config = service.config()
         seconds = 2 + kills * seconds_between
         loads = [pool.submit(load, service, seconds, seed) for seed in range(2)]

@@ -105,6 +105,13 @@ COMMANDS = (
         ("safetensors",),
     ),
     Command(
+        "migrate",
+        "Add, drop or resize columns of a saved state, or switch its optimizer. Everything else is kept.",
+        "cadam.cli.serve_arguments:add_migrate_arguments",
+        "cadam.cli.migrate:run",
+        ("safetensors",),
+    ),
+    Command(
         "export",
         "Export the model of a run's checkpoint with torch.export, its weights as .pt, and its schema.",
         "cadam.cli.arguments:add_export_arguments",

@@ -1,4 +1,4 @@
-"""Arguments of `cadam serve`, `cadam versions` and `cadam rollback`."""
+"""Arguments of `cadam serve`, `cadam versions`, `cadam rollback` and `cadam migrate`."""
 
 from __future__ import annotations
 
@@ -99,6 +99,19 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="learning rate, which is fixed (default: that of the run, or 0.003, and 0.001 for your own model)",
     )
+    add(
+        "--challenger",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an optimizer that learns in shadow and is compared with --optimizer, as in cadam:lr=0.01; repeatable",
+    )
+    add(
+        "--promote",
+        choices=("auto", "manual"),
+        default="manual",
+        help="whether a challenger that is better is served by itself, or after POST /promote (default: manual)",
+    )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--threads", type=positive_int, default=1, metavar="N", help="threads of the learner (default: 1)")
     add("--horizon", type=float, default=math.inf, help="how long events wait for a label, in seconds (default: inf)")
@@ -146,3 +159,23 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam rollback`."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
     parser.add_argument("version", metavar="VERSION", help="the name or tag of a version, as `cadam versions` lists it")
+
+
+def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam migrate`."""
+    add = parser.add_argument
+    add(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with the checkpoints of a run or of a service, which must not run",
+    )
+    for name, placeholder, text in (
+        ("--add", "NAME=KIND", "a new column, as user=hash:1000?"),
+        ("--drop", "NAME", "a column to leave out"),
+        ("--resize", "NAME=KIND", "a column with another size, as item=hash:2000"),
+    ):
+        add(name, action="append", default=[], metavar=placeholder, help=f"{text}; repeatable")
+    add("--optimizer", metavar="NAME", help="another optimizer of cadam, as adam, whose moments are those so far")
+    add("--lr", type=float, help="another learning rate")
+    add("--dry-run", action="store_true", help="only print what is kept")

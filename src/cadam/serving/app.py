@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from starlette.applications import Starlette
@@ -32,8 +32,10 @@ from .request_batcher import RETRY_SECONDS, RequestError, unavailable
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no token, for the health checks of a load balancer."""
-ENDPOINTS = ("/predict", "/feedback", "/learn", "/rollback", "/versions", "/model", "/metrics", *OPEN_PATHS)
+ENDPOINTS = ("/predict", "/feedback", "/learn", "/rollback", "/promote", "/versions", "/model", "/metrics", *OPEN_PATHS)
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+T = TypeVar("T")
 
 REQUESTS = Counter("cadam_requests", "requests by path and status", ["path", "status"])
 SECONDS = Histogram("cadam_request_seconds", "time to answer a request", ["path"], buckets=BUCKETS)
@@ -82,6 +84,7 @@ class Api:
             Route("/feedback", self.feedback, methods=["POST"]),
             Route("/learn", self.learn, methods=["POST"]),
             Route("/rollback", self.rollback, methods=["POST"]),
+            Route("/promote", self.promote, methods=["POST"]),
             Route("/versions", self.versions),
             Route("/model", self.model),
             Route("/healthz", self.health),
@@ -209,16 +212,26 @@ class Api:
 
     async def rollback(self, request: Request) -> Response:
         """Let the learner continue from an earlier version."""
+        hint = 'send the name or tag of a version, as in {"version": "1200"}'
+        rollback = await self._change(request, "version", hint, self.state.roll_back)
+        return JsonResponse({"version": rollback.version, "skipped_labels": [rollback.position + 1, rollback.until]})
+
+    async def promote(self, request: Request) -> Response:
+        """Let a challenger become the champion."""
+        hint = 'send the name of a challenger, as in {"challenger": "Adam:lr=0.003"}'
+        return JsonResponse({"champion": await self._change(request, "challenger", hint, self.state.promote)})
+
+    async def _change(self, request: Request, field: str, hint: str, change: Callable[[str], T]) -> T:
+        """Call a function with the only field of a request, which names what to change to."""
         content = await self._read_json(request)
-        if not isinstance(content, dict) or not isinstance(content.get("version"), str) or len(content) != 1:
-            raise RequestError(400, 'send the name or tag of a version, as in {"version": "1200"}')
+        if not isinstance(content, dict) or not isinstance(content.get(field), str) or len(content) != 1:
+            raise RequestError(400, hint)
         try:
-            rollback = await asyncio.to_thread(self.state.roll_back, content["version"])
+            return await asyncio.to_thread(change, content[field])
         except UsageError as error:
             raise RequestError(404, str(error)) from None
         except OSError as error:
             raise unavailable(str(error)) from None
-        return JsonResponse({"version": rollback.version, "skipped_labels": [rollback.position + 1, rollback.until]})
 
     async def versions(self, request: Request) -> Response:
         """List the versions."""
@@ -238,6 +251,7 @@ class Api:
                 "events": info.events,
                 "learned": info.learned,
                 "model": self.config.model if ":" not in self.config.model else "own",
+                "champion": self.state.status.last_message.get("champion"),
                 "schema": self.state.schema.settings(),
             }
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..online import models
 from ..online.data.schema import Schema
-from ..online.models.model_file import OptimizerSpec, UsageError, is_model_file, load_function
+from ..online.models.model_file import UsageError, is_log_loss, is_model_file, load_function
 from ..online.persistence.checkpoints import list_checkpoints, read_newest
 from ..online.run_config import (
     MODEL_HELP,
@@ -25,6 +25,7 @@ from ..online.run_config import (
     choose_model,
     model_builder,
 )
+from .arms import Arm
 from .event_log import LOG_FILE
 
 ID_COLUMN, TIME_COLUMN = "event_id", "received_at"
@@ -67,6 +68,10 @@ class ServiceConfig:
     """The folder of a run whose model the service starts with."""
     optimizer: str = "CAdam"
     lr: float = 3e-3
+    challengers: tuple[str, ...] = ()
+    """Optimizers that learn in shadow, with options and a learning rate."""
+    promotes_automatically: bool = False
+    """Whether a challenger that is better becomes the champion without a request."""
     seed: int = 0
     device: str | None = None
     threads: int = 1
@@ -98,7 +103,7 @@ class ServiceConfig:
     def from_json(cls, text: str) -> ServiceConfig:
         """Read what `to_json` returned."""
         values = json.loads(text)
-        return cls(**{**values, "limits": Limits(**values["limits"])})
+        return cls(**{**values, "limits": Limits(**values["limits"]), "challengers": tuple(values["challengers"])})
 
     @property
     def path(self) -> Path:
@@ -113,6 +118,18 @@ class ServiceConfig:
     def schema(self) -> Schema:
         """Read the schema of the events, with an id and a time."""
         return with_id_and_time(Schema.read(self.path / SCHEMA_FILE))
+
+    def arms(self) -> list[Arm]:
+        """Return the champion at the first start and the challengers.
+
+        Raises:
+            UsageError: if one of them is invalid or given twice.
+        """
+        arms = [Arm.parse(text, self.lr) for text in (self.optimizer, *self.challengers)]
+        for number, arm in enumerate(arms):
+            if str(arm) in map(str, arms[:number]):
+                raise UsageError(f"{arm} is given twice: --optimizer and --challenger must all differ")
+        return arms
 
     def runtime_folder(self) -> Path:
         """Create and return the folder for files that are exchanged between the processes and need not survive.
@@ -202,7 +219,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
     schema = _choose_schema(options, model, described)
     check_same_schema(schema, folder, in_order=not is_model_file(model))
-    if run is not None:
+    if run is not None and not list_checkpoints(folder):  # later, the service may have been migrated
         check_same_schema(schema, run, in_order=not is_model_file(model))
     build, loss = model_builder(model, schema, settings)
     run_config = RunConfig("", schema, model, build, loss, settings)
@@ -213,7 +230,6 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         "CAdam",
         1e-3 if has_own_model else 3e-3,
     )
-    OptimizerSpec.parse(options.optimizer or name)
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
     given = {part.name: getattr(options, part.name) for part in fields(Limits) if hasattr(options, part.name)}
@@ -224,6 +240,8 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         start_from=None if run is None else str(run.resolve()),
         optimizer=options.optimizer or name,
         lr=lr if options.lr is None else options.lr,
+        challengers=tuple(options.challenger),
+        promotes_automatically=options.promote == "auto",
         seed=options.seed,
         device=options.device,
         threads=options.threads,
@@ -239,6 +257,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         limits=Limits(**given),
     )
     config.token()
+    _check_arms(config, folder, is_log_loss=is_log_loss(loss))
     folder.mkdir(parents=True, exist_ok=True)
     run_config.write(folder)
     return config
@@ -258,9 +277,29 @@ def _choose_schema(options: argparse.Namespace, model: str, folder: Path | None)
     )
 
 
+def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> None:
+    """Raise UsageError if the optimizers contradict each other, the loss of the model, or the state in the folder."""
+    arms = config.arms()
+    if len(arms) > 1 and not is_log_loss:
+        raise UsageError("--challenger needs a model with the log loss, by which champion and challengers are compared")
+    if not list_checkpoints(folder):
+        return
+    _, state = read_newest(folder)
+    saved = str(state["optimizer_name"])
+    champion = (state.get("arms") or {}).get("champion", saved)
+    if champion not in map(str, arms) and arms[0].spec.kind.__name__ != saved:
+        raise UsageError(
+            f"the champion of {folder} is {champion}: name it as --optimizer or --challenger, or stop the service and "
+            f"switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
+        )
+
+
 def _saved_optimizer(folder: Path | None) -> tuple[str, float] | None:
     """Return the name and the learning rate of the optimizer in the newest checkpoint of a folder."""
     if folder is None or not list_checkpoints(folder):
         return None
     _, state = read_newest(folder)
+    if state.get("arms"):  # a service; its champion may be a promoted challenger
+        first = Arm.parse(state["arms"]["first"], 0.0)
+        return str(first.spec), first.lr
     return str(state["optimizer_name"]), float(state["optimizer"]["param_groups"][0]["lr"])

@@ -48,6 +48,15 @@ CREATE TABLE IF NOT EXISTS rollbacks (
 );
 """
 
+PROMOTIONS = """
+CREATE TABLE IF NOT EXISTS promotions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    challenger TEXT NOT NULL,
+    position INTEGER,
+    time REAL NOT NULL
+);
+"""
+
 EntryKind = Literal["event", "label"]
 
 
@@ -88,6 +97,15 @@ class Rollback:
     until: int
 
 
+@dataclass(frozen=True)
+class Promotion:
+    """A challenger that becomes the champion after the entry `position`; None if the learner has not noticed it yet."""
+
+    number: int
+    challenger: str
+    position: int | None
+
+
 class EventLog:
     """A connection to the log, for one thread.
 
@@ -125,6 +143,7 @@ class EventLog:
                 raise ValueError(f"{self.path} was written by another version of cadam (format {found}, not {FORMAT})")
             if not found:
                 self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
+            execute(PROMOTIONS)  # the logs of earlier versions do not have this table
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -239,6 +258,27 @@ class EventLog:
         with self._errors():
             rows = self._connection.execute("SELECT number, version, position, until FROM rollbacks ORDER BY number")
             return [Rollback(*row) for row in rows]
+
+    # Promotions ---------------------------------------------------------------------------------------------------
+
+    def add_promotion(self, challenger: str, position: int | None = None) -> None:
+        """Record that a challenger becomes the champion, after an entry or as soon as the learner notices it."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO promotions (challenger, position, time) VALUES (?, ?, ?)",
+                (challenger, position, time.time()),
+            )
+
+    def set_promotion_position(self, number: int, position: int) -> None:
+        """Record the entry after which the learner has made a challenger the champion."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE promotions SET position = ? WHERE number = ?", (position, number))
+
+    def promotions(self, after: int = 0) -> list[Promotion]:
+        """Return the promotions after a number, oldest first."""
+        query = "SELECT number, challenger, position FROM promotions WHERE number > ? ORDER BY number"
+        with self._errors():
+            return [Promotion(*row) for row in self._connection.execute(query, (after,))]
 
     # Size ---------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..online.data.schema import Schema
-from ..online.models.model_file import is_log_loss
+from ..online.models.model_file import UsageError, is_log_loss
 from ..online.monitoring import status_server
 from ..online.run_config import SCHEMA_FILE, model_builder
 from .config import ServiceConfig
@@ -99,6 +99,28 @@ class FrontState:
             return log.add_rollback(version.name, version.position)
         finally:
             log.close()
+
+    def promote(self, name: str) -> str:
+        """Let a challenger become the champion, and return its full name.
+
+        Args:
+            name: its name, as ``Adam:lr=0.003``, or the part before a colon if no other challenger has it.
+
+        Raises:
+            UsageError: if there is no such challenger.
+            LogUnavailableError: if the log cannot be written.
+        """
+        challengers: list[str] = self.status.last_message.get("challengers", [])
+        found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
+        if len(found) != 1:
+            names = ", ".join(challengers) or "none"
+            raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
+        log = EventLog(self.config.log_path)
+        try:
+            log.add_promotion(found[0])
+        finally:
+            log.close()
+        return found[0]
 
     # The learner --------------------------------------------------------------------------------------------------
 

@@ -16,19 +16,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from ..checkpoint_files import expect_valid_content, read_tree
 from ..online.device import select_device
 from ..online.labels.join import LabelOptions, Unmatched
-from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import read_newest
-from ..online.persistence.warm_start import with_options
 from ..online.run_config import model_builder
+from .arms import ALPHA, Arm, Challenger, RecordingLearner
 from .config import ServiceConfig
-from .event_log import EventLog, Rollback
+from .event_log import EventLog
 from .guard import Guard
-from .learner_report import SECONDS_BETWEEN_REPORTS, STATUS_FILE, Housekeeping, RollbackRequestedError, StatusFile
+from .learner_report import (
+    SECONDS_BETWEEN_REPORTS,
+    STATUS_FILE,
+    Housekeeping,
+    Promoter,
+    RollbackRequestedError,
+    StatusFile,
+)
 from .log_source import LogSource
 from .processes import prepare_process, watch_parent
 from .service_learner import ServiceLearner
@@ -44,23 +51,32 @@ SECONDS_TO_WAIT_FOR_FOLDER = 20.0
 def build_learner(config: ServiceConfig) -> ServiceLearner:
     """Build the learner of a service in its initial state, with a model from `start_from` if there is one."""
     build, loss = model_builder(config.model, config.schema(), config.settings, select_device(config.device))
-    torch.manual_seed(config.seed)
-    model = build()
-    optimizer = OptimizerSpec.parse(config.optimizer)
     labels = LabelOptions(config.horizon, cast(Unmatched | None, config.unmatched), capacity=config.capacity)
     checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
     guard = None if config.guard_seconds is None else Guard(config.guard_seconds)
+
+    def build_parts(arm: Arm) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(config.seed)  # all arms start from the same weights
+        model = build()
+        return model, arm.build(model), loss
+
+    arm, *others = config.arms()
+    alpha = ALPHA / max(1, len(others))  # Bonferroni's correction for several challengers
+    challengers = [Challenger(each, RecordingLearner(*build_parts(each), labels=labels), alpha) for each in others]
     learner = ServiceLearner(
-        *(model, optimizer.build(model, config.lr), loss), labels=labels, checkpoint=checkpoint, guard=guard
+        arm, *build_parts(arm), challengers=challengers, labels=labels, checkpoint=checkpoint, guard=guard
     )
     if config.start_from is not None:
         _, state = read_newest(Path(config.start_from))
-        learner.warm_start({"model": state["model"], "optimizer": state["optimizer"]}, optimizer.options)
+        learner.warm_start({"model": state["model"], "optimizer": state["optimizer"]}, arm.spec.options)
+        for challenger in challengers:
+            challenger.start_like(learner)
     return learner
 
 
-def restore(learner: ServiceLearner, config: ServiceConfig, rollbacks: Sequence[Rollback]) -> None:
+def restore(learner: ServiceLearner, config: ServiceConfig, log: EventLog) -> None:
     """Load the newest checkpoint, or the version of a rollback that was requested after it was saved."""
+    rollbacks = log.rollbacks()
     assert learner.checkpoints is not None
     newest = learner.checkpoints.load_newest()
     if newest is None:
@@ -71,15 +87,15 @@ def restore(learner: ServiceLearner, config: ServiceConfig, rollbacks: Sequence[
     if is_rollback:
         path = Versions(config.path).find(rollbacks[-1].version)
         state = read_tree(path)
-    options = {"lr": config.lr, **OptimizerSpec.parse(config.optimizer).options}
     with expect_valid_content(path):
-        learner.load_state_dict({**state, "optimizer": with_options(state["optimizer"], options)})
+        learner.load_state_dict(state)
     learner.resumed = True
     assert learner.schedule is not None
     learner.schedule.saves = saves
     logger.info("%s %s at %d events", "rolled back to" if is_rollback else "resumed from", path.name, learner.events)
     if is_rollback:
         learner.schedule.make_due()
+        learner.promotions = max([0, *(promotion.number for promotion in log.promotions())])
         if learner.guard is not None:
             learner.guard.clear()
 
@@ -104,14 +120,15 @@ def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None])
             patience=min(0.1, config.refresh_seconds),
             rollbacks=rollbacks,
         )
-        restore(learner, config, rollbacks)
+        restore(learner, config, log)
         runtime = config.runtime_folder()
         publisher = SnapshotPublisher(source, config, Versions(config.path))
         if not learner.resumed and publisher.published is not None:  # left by another service in this folder
             publisher.path.unlink()
             publisher.published = None
         status = StatusFile(runtime / STATUS_FILE, config.title, source, publisher, log)
-        learner.reports += [publisher, status, Housekeeping(config, source, log)]
+        learner.reports += [Promoter(log, is_auto=config.promotes_automatically), publisher, status]
+        learner.reports += [Housekeeping(config, source, log)]
         try:
             learner.run(source)
         except FloatingPointError as error:

@@ -9,6 +9,7 @@ import os
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from ..online.learner import Learner
 from ..online.monitoring.status_page import RecentLoss, page_values, status_message
@@ -75,8 +76,11 @@ class StatusFile:
         }
         for name, (text, value) in gauges.items():
             families.append(GaugeMetricFamily(f"cadam_{name}", text, float(value)))
+        families += _arm_families(learner)
         message = status_message(self.title, self.started, families, point)
         message["covered"], message["time"] = self._covered, time.time()
+        message["champion"] = str(learner.arm)
+        message["challengers"] = [str(each.arm) for each in learner.challengers]
         new = self.path.with_name(f".{self.path.name}.new")
         try:
             new.write_text(json.dumps(message))
@@ -88,6 +92,33 @@ class StatusFile:
                 raise RollbackRequestedError
         except LogUnavailableError:
             pass  # the next report asks again
+
+
+class Promoter:
+    """A report that makes a challenger the champion, on request or when it is better by the verdict of the A/B.
+
+    Args:
+        log: the log, which records promotions.
+        is_auto: whether a challenger that is better is promoted without a request.
+    """
+
+    def __init__(self, log: EventLog, *, is_auto: bool) -> None:
+        self.log, self.is_auto = log, is_auto
+
+    def __call__(self, learner: ServiceLearner) -> None:
+        """Promote a challenger if it is due.
+
+        While the learner repeats a part of the log after a crash, only promotions that were recorded are applied.
+        During an alert of the guard the labels are in doubt, and none is decided.
+        """
+        try:
+            if self.is_auto and not learner.is_alert and (winner := learner.find_winner()) is not None:
+                is_repeating = self.log.next_batch(learner.position) is not None
+                if not is_repeating:
+                    self.log.add_promotion(winner, learner.position)
+            learner.apply_promotions(self.log)
+        except LogUnavailableError as error:  # the next report tries again
+            logger.error("no challenger is promoted: %s", error)
 
 
 class Housekeeping:
@@ -127,3 +158,35 @@ class Housekeeping:
             logger.error("old entries or versions were not deleted: %s", error)
 
     end = __call__
+
+
+def _arm_families(learner: ServiceLearner) -> list[Any]:
+    """Return the comparison of the champion with its challengers as metric families; none without challengers."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    if not learner.challengers:
+        return []
+    champion = GaugeMetricFamily("cadam_champion", "1 for the optimizer whose model is served", labels=["optimizer"])
+    champion.add_metric([str(learner.arm)], 1.0)
+    difference = GaugeMetricFamily(
+        "cadam_challenger_difference",
+        "log loss of a challenger minus that of the champion, in percent of the latter: mean and confidence sequence",
+        labels=["optimizer", "value"],
+    )
+    verdict = GaugeMetricFamily(
+        "cadam_challenger_verdict",
+        "1 if the challenger is better than the champion, -1 if it is worse, 0 if neither is decided",
+        labels=["optimizer"],
+    )
+    labels = GaugeMetricFamily(
+        "cadam_challenger_labels", "labels on which challenger and champion were compared", labels=["optimizer"]
+    )
+    failed = GaugeMetricFamily("cadam_challenger_failed", "whether a challenger has diverged", labels=["optimizer"])
+    for each in learner.challengers:
+        name, now = str(each.arm), each.scores.over_time
+        for value in ("mean", "low", "high"):
+            difference.add_metric([name, value], getattr(now, value))
+        verdict.add_metric([name], {"better": 1.0, "worse": -1.0}.get(each.scores.kind, 0.0))
+        labels.add_metric([name], each.scores.events)
+        failed.add_metric([name], float(each.failure is not None))
+    return [champion, difference, verdict, labels, failed]

@@ -53,6 +53,7 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
         "Learned": _object(predicted | accepted),
         "Accepted": _object({**accepted, "unknown": keys}),
         "Rollback": _object({"version": {"type": "string"}}, additionalProperties=False),
+        "Promotion": _object({"challenger": {"type": "string"}}, additionalProperties=False),
         "Error": _object(
             {
                 "error": {"type": "string"},
@@ -78,6 +79,7 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
         "/rollback": {
             "post": _operation("Continue from an earlier version or tag.", "Rollback", _one("Rollback"), None)
         },
+        "/promote": {"post": _operation("Let a challenger become the champion.", "Promotion", _one("Promotion"), None)},
         "/versions": {"get": _get("The versions that a rollback can use.")},
         "/model": {"get": _get("The version in use, its age, and the schema.")},
         "/healthz": {"get": _get("Whether the process answers.", is_open=True)},

@@ -91,14 +91,18 @@ class SnapshotPublisher:
         """The newest snapshot, None if there is none."""
         self.is_diverged = False
         self.bytes = 0
-        self._time_of_write, self._published_steps = -math.inf, -1
+        self._time_of_write, self._published_steps, self._published_promotions = -math.inf, -1, 0
 
     def __call__(self, learner: ServiceLearner) -> None:
         """Publish a snapshot if the model has changed and a snapshot is due."""
         if learner.is_alert:
             self._withdraw(learner)
-        elif learner.steps != self._published_steps and self._is_due(learner.steps):
+        elif not self._is_current(learner) and self._is_due(learner.steps):
             self.end(learner)
+
+    def _is_current(self, learner: ServiceLearner) -> bool:
+        """Whether the published snapshot has the present weights of the champion."""
+        return learner.steps == self._published_steps and learner.promotions == self._published_promotions
 
     def _is_due(self, steps: int) -> bool:
         if self.steps is not None:
@@ -128,7 +132,8 @@ class SnapshotPublisher:
         except OSError as error:  # predictions continue with the snapshot before; the next one is tried in time
             logger.error("the snapshot of version %s could not be written: %s", info.version, error)
             return
-        self.is_diverged, self.published, self._published_steps = False, info, learner.steps
+        self.is_diverged, self.published = False, info
+        self._published_steps, self._published_promotions = learner.steps, learner.promotions
         self.bytes = self.path.stat().st_size
 
     def _withdraw(self, learner: ServiceLearner) -> None:
@@ -155,7 +160,7 @@ class SnapshotPublisher:
 
     def covered_position(self, learner: ServiceLearner) -> int:
         """Return the position up to which all labels that were learned are in the published snapshot."""
-        if learner.steps == self._published_steps or self.published is None:
+        if self._is_current(learner) or self.published is None:
             return self.source.position
         return self.published.position
 

@@ -21,7 +21,9 @@ costs events, and only makes wrong verdicts rarer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +35,13 @@ MAX_LOSS = 15.0
 """The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
 MAX_FACTOR = 100
 """If a decision needs more than this many times the present events or seeds, their number is not given."""
+
+
+_SAVED = (
+    *("kind", "judgment", "judged_since", "is_conflicting", "decided_at", "first_decided_at", "reopened_at"),
+    *("has_any_difference", "_has_excluded"),
+)
+"""The plain attributes of `PairedScores` that its state contains."""
 
 
 def log_losses(scores: Array, labels: Array) -> Array:
@@ -53,12 +62,22 @@ class PairedScores:
         total: The number of batches or blocks of the whole stream.
         lag: The number of batches by which labels arrive late.
         relative: Whether differences are in percent of the baseline's score, instead of in hundredths.
+        is_live: Whether two forecasters are compared while they are in use. The verdict is then about these two alone,
+            without an interval over seeds, and no curve is kept.
     """
 
     def __init__(
-        self, better: Better, matters: float, alpha: float, total: int, lag: int = 0, relative: bool = True
+        self,
+        better: Better,
+        matters: float,
+        alpha: float,
+        total: int,
+        lag: int = 0,
+        relative: bool = True,
+        *,
+        is_live: bool = False,
     ) -> None:
-        self.better, self.matters, self.relative = better, matters, relative
+        self.better, self.matters, self.relative, self.is_live = better, matters, relative, is_live
         self.seed_confidence = 1 - alpha / 2
         self.sequence = ConfidenceSequence(alpha, lag=lag)
         self.recent_sequence = RecentSequence(alpha, total, lag)
@@ -100,7 +119,8 @@ class PairedScores:
         for sequence in (self.sequence, self.recent_sequence):
             sequence.update(float(differences.mean()), count)
         over_time = self.over_time
-        self.curve.append((event, over_time.mean, over_time.low, over_time.high))
+        if not self.is_live:
+            self.curve.append((event, over_time.mean, over_time.low, over_time.high))
         excludes = self.sequence.excludes_zero
         if self._has_excluded and not excludes and self.reopened_at is None:
             self.reopened_at = event
@@ -132,7 +152,7 @@ class PairedScores:
 
     @property
     def over_seeds(self) -> Interval | None:
-        """The t interval over paired seeds now; None if every seed gives the same difference."""
+        """The t interval over paired seeds now; None without seeds, or if every seed gives the same difference."""
         return self._over_seeds(self._sums)
 
     @property
@@ -177,6 +197,8 @@ class PairedScores:
         return 100 * float(sums[0] / sums[1]) if self.relative and len(sums) and sums[1] else 100.0
 
     def _over_seeds(self, sums: Array) -> Interval | None:
+        if self.is_live:
+            return None
         if not len(sums) or not sums[0]:
             return Interval(math.nan, math.nan, math.nan, 0)
         totals = sums[2:]
@@ -188,6 +210,26 @@ class PairedScores:
         seeds = filter(None, [self.over_seeds, self.recent_over_seeds])
         kind, is_conflicting = judge([self.over_time, self.recent_over_time, *seeds], self.better, self.matters)
         return "inconclusive" if kind in ("better", "worse") and self.is_fading else kind, is_conflicting
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, from which `load_state_dict` continues."""
+        return {
+            **{name: getattr(self, name) for name in _SAVED},
+            "curve": list(self.curve),
+            "sums": self._sums.copy(),
+            "starts": [[start.event, start.sums.copy(), list(astuple(start.over_time))] for start in self._starts],
+            "sequence": self.sequence.state_dict(),
+            "recent_sequence": self.recent_sequence.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, for the same arguments."""
+        for name in _SAVED:
+            setattr(self, name, state[name])
+        self.curve, self._sums = [tuple(point) for point in state["curve"]], np.array(state["sums"])
+        self._starts = [_Start(event, np.array(sums), Interval(*ends)) for event, sums, ends in state["starts"]]
+        self.sequence.load_state_dict(state["sequence"])
+        self.recent_sequence.load_state_dict(state["recent_sequence"])
 
     def estimate_more(self) -> tuple[int | None, int | None]:
         """Estimate how many more events, or how many seeds in total, would decide an undecided comparison.

@@ -182,6 +182,16 @@ class RecentSequence:
         number = self.number
         return Interval(math.nan, -math.inf, math.inf, 0) if number is None else self.sequences[number].interval
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, from which `load_state_dict` continues."""
+        return {"batches": self._batches, "sequences": [sequence.state_dict() for sequence in self.sequences]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, for a stream of the same length."""
+        self._batches = int(state["batches"])
+        for sequence, saved in zip(self.sequences, state["sequences"], strict=True):
+            sequence.load_state_dict(saved)
+
 
 class _Block:
     """The sum of the differences of consecutive batches."""

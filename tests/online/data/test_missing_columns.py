@@ -196,6 +196,6 @@ def test_the_counts_of_missing_columns_are_in_the_metrics_and_resume_to_the_bit(
     samples = [sample for family in prometheus_metrics.families(resumed) for sample in family.samples]
     values = {sample.name: sample.value for sample in samples if sample.labels.get("column") == "price"}
     # The counts of a chunk belong to its first batch, which the process before has read.
-    assert values == {"cadam_missing_columns": COUNT, "cadam_missing_columns_total": 0}
+    assert values == {"cadam_missing_columns": COUNT, "cadam_missing_columns_total": 0, "cadam_missing_share": 0.5}
     for learner in (whole, resumed):
         learner.close()

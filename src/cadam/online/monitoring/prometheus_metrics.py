@@ -37,6 +37,7 @@ COUNTS: Mapping[str, str] = {
 GAUGES: Mapping[str, str] = {
     "rejected_share": "share of rejected events",
     "missing_columns": "events without a column of the schema, since the stream began",
+    "missing_share": "share of the events without a column of the schema, since the stream began",
     "pending": "events that wait for their label",
     "labeled": "predictions whose label is known",
     "mean_label": "mean of the labels",
@@ -109,6 +110,8 @@ def families(learner: Learner, values: Mapping[str, float] | None = None) -> lis
     for column, count in learner.missing_columns.items():
         missing.add_metric([printable(column)], count - earlier.get(f"missing_columns/{column}", 0))
         gauge("missing_columns").add_sample("cadam_missing_columns", {"column": printable(column)}, count)
+        share = count / max(learner.events + learner.rejected, 1)
+        gauge("missing_share").add_sample("cadam_missing_share", {"column": printable(column)}, share)
     counters += [rejected, missing]
     for key, value in values.items():
         name, _, rest = key.partition("/")

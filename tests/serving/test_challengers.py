@@ -1,0 +1,152 @@
+"""Challengers learn the log in shadow, and one of them becomes the champion when it is better or on request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cadam.cli.main import main
+from cadam.cli.serve_arguments import add_serve_arguments
+from cadam.online import models
+from cadam.online.models.model_file import UsageError
+from cadam.online.persistence.checkpoints import list_checkpoints
+from cadam.serving import arms
+from cadam.serving.arms import Arm
+from cadam.serving.config import read_config
+from cadam.serving.learner_report import _arm_families
+from cadam.serving.snapshots import ServedModel
+from tests.serving.service_process import assert_same_state, replay
+from tests.serving.world import World
+
+SLOW, FAST = "CAdam:lr=0.0001", "Adam:lr=0.05"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
+    monkeypatch.setattr(arms, "BLOCK", 20)
+    folder = tmp_path / "service"
+    folder.mkdir()
+    world = World(
+        folder,
+        **{"optimizer": "cadam", "lr": 1e-4, "challengers": ("adam:lr=0.05",), "guard_seconds": None, "batch_size": 40},
+        promotes_automatically=request.param,
+    )
+    yield world
+    world.log.close()
+
+
+@pytest.mark.parametrize("world", [True], indirect=True)
+def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: World, tmp_path: Path) -> None:
+    world.stream(200)
+    learner = world.learn()
+    assert str(learner.arm) == SLOW
+    [challenger] = learner.challengers
+    assert challenger.scores.over_time.mean < 0
+    assert challenger.scores.kind == "inconclusive"
+    world.stream(2900, flipped=True)
+    learner = world.learn()
+    assert str(learner.arm) == FAST
+    [challenger] = learner.challengers
+    assert str(challenger.arm) == SLOW
+    assert challenger.scores.over_time.mean > 0, "the comparison has begun again, with the roles exchanged"
+    assert world.loss() > 0.8, "the model of the new champion is served, which has learned the changed labels"
+    assert [promotion.challenger for promotion in world.log.promotions()] == [FAST]
+
+    list_checkpoints(world.config.path)[-1].unlink()  # as if the process had died before the last checkpoint
+    world.stream(20)
+    assert str(world.learn().arm) == FAST
+    assert len(world.log.promotions()) == 1
+    replay(world.config, tmp_path / "replayed")
+    assert_same_state(world.config.path, tmp_path / "replayed")
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_promotion_by_hand_and_a_rollback_before_it(world: World) -> None:
+    world.stream(100)
+    learner = world.learn()
+    before = [parameter.clone() for parameter in learner.challengers[0].learner.model.parameters()]
+    world.log.add_promotion("no such challenger")
+    world.log.add_promotion(FAST)
+    learner = world.learn()
+    world.stream(20)
+    learner = world.learn()
+    assert str(learner.arm) == FAST
+    assert not all(map(torch.equal, before, learner.model.parameters())), "the new champion continues to learn"
+    assert learner.promotions == 2
+    world.log.add_rollback("200", 200)
+    learner = world.learn()
+    assert str(learner.arm) == SLOW, "the version has the earlier champion"
+    world.stream(20)
+    assert str(world.learn().arm) == SLOW, "the promotion after that version is not repeated"
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_new_challenger_starts_like_the_champion(world: World) -> None:
+    config = world.config
+    world.config = config.from_json(config.to_json().replace("adam:lr=0.05", "cadam:lr=0.01"))
+    world.stream(100)
+    champion = world.learn()
+    world.config = config
+    learner = world.learn()
+    assert learner.challengers[0].learner.learned == champion.learned
+    for mine, theirs in zip(learner.model.parameters(), learner.challengers[0].learner.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    moments = learner.challengers[0].learner.optimizer.state_dict()["state"]
+    assert all(bool(state["exp_avg"].any()) for state in moments.values())
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_challenger_that_diverges_does_not_stop_the_champion(world: World) -> None:
+    world.config = world.config.from_json(world.config.to_json().replace("adam:lr=0.05", "adam:lr=3e38"))
+    world.stream(200)
+    learner = world.learn()
+    [challenger] = learner.challengers
+    assert challenger.failure is not None
+    assert learner.learned == 200
+    families = {family.name: family for family in _arm_families(learner)}
+    assert families["cadam_challenger_failed"].samples[0].value == 1
+    world.log.add_promotion(str(challenger.arm))
+    assert str(world.learn().arm) == SLOW
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_service_with_challengers_is_migrated(world: World) -> None:
+    world.stream(400)
+    learner = world.learn()
+    before = [world.loss(), learner.log_loss.count]
+    folder = str(world.config.path)
+    assert (
+        main(["migrate", folder, "--add", "brand=hash:9?", "--optimizer", "adam:weight_decay=0.1", "--lr", "0.02"]) == 0
+    )
+    world.config = replace(world.config, optimizer="adam:weight_decay=0.1", lr=0.02)
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    learner = world.learn()
+    assert str(learner.arm) == "Adam:weight_decay=0.1:lr=0.02"
+    assert world.loss() == pytest.approx(before[0], abs=1e-5), "the scores have not changed"
+    assert learner.log_loss.count == before[1]
+    world.stream(400)
+    learner = world.learn()
+    assert world.loss() < before[0]
+    assert learner.challengers[0].learner.learned == learner.learned == 800
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
+
+
+def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(Arm.parse("cadam:lr=0.01:weight_decay=0.1", 1.0)) == "CAdam:weight_decay=0.1:lr=0.01"
+    assert str(Arm.parse("adam", 0.003)) == "Adam:lr=0.003"
+    for text, reason in (("adam:lr=x", "must be a number"), ("adam:lr=-1", "above 0"), ("sgd", "no optimizer")):
+        with pytest.raises(UsageError, match=reason):
+            Arm.parse(text, 1.0)
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text('{"features": {"item": "hash:5"}, "label": "click"}')
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    with pytest.raises(UsageError, match="given twice"):
+        read_config(parser.parse_args(["--schema", "schema.json", "--model", "linear", "--challenger", "cadam"]))

@@ -1,0 +1,80 @@
+"""A service in one process, whose log is written by the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cadam.online import models
+from cadam.online.data.schema import Schema
+from cadam.online.run_config import RunConfig
+from cadam.serving.config import ServiceConfig
+from cadam.serving.event_log import Entry, EventLog
+from cadam.serving.learner_process import build_learner, restore
+from cadam.serving.learner_report import Housekeeping, Promoter
+from cadam.serving.log_source import LogSource
+from cadam.serving.service_learner import ServiceLearner
+from cadam.serving.snapshots import ServedModel, SnapshotPublisher
+from cadam.serving.versions import Versions
+
+SCHEMA = Schema({"item": "category:10"}, label="click")
+
+
+class World:
+    """A service in one process, and a stream in which items below 5 are clicked and others are not."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        RunConfig("", SCHEMA, "linear", lambda: models.build("linear", SCHEMA), torch.nn.BCEWithLogitsLoss(), {}).write(
+            folder
+        )
+        self.config = ServiceConfig(
+            *(str(folder), "linear", {}), **{"lr": 0.05, "batch_size": 200, "checkpoint_seconds": 1e9, **options}
+        )
+        self.log, self.random, self.count = (
+            EventLog(self.config.log_path, is_durable=False),
+            np.random.default_rng(0),
+            0,
+        )
+        self.served = ServedModel(self.config.runtime_folder(), lambda: models.build("linear", self.config.schema()))
+
+    def stream(self, count: int, flipped: bool = False) -> None:
+        entries = []
+        for item in self.random.integers(10, size=count).tolist():
+            click = int((self.random.random() < (0.9 if item < 5 else 0.1)) != flipped)
+            self.count += 1
+            key = f"e{self.count}"
+            entries.append(
+                Entry("event", key, json.dumps({"item": item, "event_id": key, "received_at": self.count}), self.count)
+            )
+            entries.append(Entry("label", key, str(click), self.count))
+        self.log.append(entries)
+
+    def learn(self) -> ServiceLearner:
+        """Learn the log to its end and publish, as a new learner process would."""
+        learner = build_learner(self.config)
+        try:
+            rollbacks = self.log.rollbacks()
+            restore(learner, self.config, self.log)
+            source = LogSource(
+                self.log, self.config.schema(), batch_size=self.config.batch_size, follow=False, rollbacks=rollbacks
+            )
+            publisher = SnapshotPublisher(source, self.config, Versions(self.config.path))
+            housekeeping = Housekeeping(self.config, source, self.log)
+            learner.reports += [Promoter(self.log, is_auto=self.config.promotes_automatically), publisher]
+            learner.run(source)
+            housekeeping(learner)
+        finally:
+            learner.close()
+        self.served.refresh()
+        return learner
+
+    def loss(self) -> float:
+        """The log loss of the served version on the true labels."""
+        missing = {name: np.zeros(10, np.int64) for name in self.config.schema().features if name != "item"}
+        scores = self.served.scores({"item": np.arange(10), **missing})[1].astype(np.float64)
+        rates = np.where(np.arange(10) < 5, 0.9, 0.1)
+        return float(np.mean(rates * np.logaddexp(0, -scores) + (1 - rates) * np.logaddexp(0, scores)))
