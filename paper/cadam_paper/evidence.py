@@ -21,7 +21,7 @@ from cadam.ab.report import figures, palette
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval, t_quantile
 
-from . import mechanism
+from . import judged_streams, mechanism
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
@@ -519,12 +519,12 @@ def switch_summary() -> list[str]:
     significant = sum(map(_is_significant_on_images, shifted))
     uncertain = sum(map(_is_significant_on_images, steady))
     text = language_models.comparisons("lm-shift", "loss")["CAdamW"]
-    streams, (_, still_clicks) = unchanged_streams(), clicks_by_drift()
+    _, still_clicks = clicks_by_drift()
     high = [*_compare_above(adam_pairs()), *_compare_above(click_pairs())]
     low = _compare_below(adam_pairs())
     (ahead, behind), (low_ahead, low_behind) = _count_kinds(high), _count_kinds(low)
-    clear = sum(finding.kind == "better" for finding in streams)
-    gauc = f"{_signed_range(_means(streams))} points of GAUC"
+    for_cadam, for_adam, judged = judged_streams.count_decided()
+    losses = judged_streams.differences()
     return [
         *table_header("your situation", "advice", "CAdam minus Adam", "how sure"),
         table_row(
@@ -548,8 +548,8 @@ def switch_summary() -> list[str]:
         table_row(
             "a click or event stream that drifts",
             "run an A/B",
-            gauc,
-            f"{_count_ahead(streams)} of {len(streams)} streams over seeds, {clear} over users and time",
+            f"{min(losses):+.2f}% to {max(losses):+.2f}% of log loss (lower is better)",
+            f"`cadam ab` decides {for_cadam} of {judged} streams for CAdam and {for_adam} for Adam",
         ),
         table_row(
             "data without shift, or label noise",

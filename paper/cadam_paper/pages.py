@@ -20,7 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from . import catalog, claims, commands_page, evidence, stream_tables
+from . import catalog, claims, commands_page, evidence, judged_streams, stream_tables
 from .ctr import study as click_study
 from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
@@ -183,6 +183,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "language-models-answer": language_models.answer,
     "language-models": language_models.result_table,
     "streams-answer": stream_tables.answer,
+    "streams-verdicts": judged_streams.verdict_table,
     "streams-ab": stream_tables.comparison_table,
     "streams-rates": stream_tables.rate_table,
     "streams-tolerances": stream_tables.tolerance_table,
