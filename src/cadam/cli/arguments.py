@@ -309,7 +309,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_apply_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam apply`."""
-    parser.add_argument("delta", type=Path, metavar="FILE.delta", help="what `cadam export --since` has written")
+    parser.add_argument(
+        "delta", type=Path, metavar="FILE.delta", help="the file that `cadam export --since` has written"
+    )
     parser.add_argument("weights", type=Path, metavar="MODEL.pt", help="the weights of an export, which are replaced")
 
 

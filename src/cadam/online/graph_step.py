@@ -37,8 +37,8 @@ MAX_GRAPHS = 8
 MAX_CAPTURES = 64
 """After this many captures batches are processed without graphs: capturing takes longer than it saves."""
 
-Layout = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
-"""The name, the type and the shape of each column of a batch."""
+Key = tuple[int, int]
+"""The number of events of a batch and of its columns."""
 
 
 class GraphStep(TrainingStep):
@@ -61,9 +61,11 @@ class GraphStep(TrainingStep):
             _make_capturable(optimizer)
         else:
             logger.info("training steps are not captured as CUDA graphs: %s", self.unsupported)
-        self._modules, self._params = list(model.modules()), list(model.parameters())
-        self._graphs: dict[Layout, CapturedStep] = {}
-        self._eager_steps: Counter[Layout] = Counter()
+        self._hooks = [vars(module)[kind] for module in model.modules() for kind in HOOKS]
+        self._hooks += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+        self._params = list(model.parameters())
+        self._graphs: dict[Key, CapturedStep] = {}
+        self._eager_steps: Counter[Key] = Counter()
         self._captures = 0
 
     def learn(self, columns: Columns) -> Array | None:
@@ -71,9 +73,9 @@ class GraphStep(TrainingStep):
         captured = None
         if self.unsupported is None and self.has_single_pass and len(columns["label"]) and not self._has_hooks():
             captured = self._find_graphs(columns)
-        if captured is None:
+        if captured is None or not captured.copy_batch(columns):
             return super().learn(columns)
-        scores = captured.forward(columns)
+        scores = captured.forward()
         if scores is not None:
             captured.update()
             self.count_steps(1, len(scores))
@@ -82,20 +84,19 @@ class GraphStep(TrainingStep):
     def _has_hooks(self) -> bool:
         """Whether Python code is called during a step, which a graph would not call."""
         return (
-            any(vars(module)[kind] for module in self._modules for kind in HOOKS)
+            any(self._hooks)
             or any(param._backward_hooks or param._post_accumulate_grad_hooks for param in self._params)
-            or bool(self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks)
             or bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
         )
 
     def _find_graphs(self, columns: Columns) -> CapturedStep | None:
         """Return the graphs for a batch, or None if it is processed without them."""
-        layout = _layout(columns)
-        captured = self._graphs.get(layout)
+        key = len(columns["label"]), len(columns)
+        captured = self._graphs.get(key)
         if captured is not None and captured.is_valid():
             return captured
-        self._eager_steps[layout] += 1
-        if self._eager_steps[layout] <= EAGER_STEPS:
+        self._eager_steps[key] += 1
+        if self._eager_steps[key] <= EAGER_STEPS:
             return None
         if captured is not None or len(self._graphs) == MAX_GRAPHS:
             self._graphs.clear()
@@ -104,7 +105,7 @@ class GraphStep(TrainingStep):
             self._stop_capturing(f"batch sizes or optimizer options have changed {MAX_CAPTURES} times")
             return None
         try:
-            self._graphs[layout] = CapturedStep(self, layout)
+            self._graphs[key] = CapturedStep(self, columns)
         except Exception as error:
             # For example a model that reads values of a tensor on the host.
             cause: BaseException = error
@@ -112,7 +113,7 @@ class GraphStep(TrainingStep):
                 cause = cause.__context__
             self._stop_capturing(f"{type(cause).__name__}: {str(cause).splitlines()[0]}")
             return None
-        return self._graphs[layout]
+        return self._graphs[key]
 
     def _stop_capturing(self, reason: str) -> None:
         self.unsupported = reason
@@ -130,25 +131,25 @@ class CapturedStep:
 
     Args:
         step: the step that is captured.
-        layout: the columns of a batch.
+        batch: a batch of this size. Others have the same columns.
     """
 
-    def __init__(self, step: GraphStep, layout: Layout) -> None:
+    def __init__(self, step: GraphStep, batch: Columns) -> None:
         self.model, self.optimizer = step.model, step.optimizer
-        device = step._device
-        groups = {dtype: [column for column in layout if column[1] == dtype] for _, dtype, _ in layout}
-        self.sources: list[tuple[Array, list[str]]] = []
-        """For each type: the pinned memory that batches are copied to, and the names of the columns in it."""
+        used = {name: v for name, v in batch.items() if name in ("label", "weight") or name.startswith(FEATURE_PREFIX)}
+        self._sources: list[tuple[Array, list[str], list[tuple[int, ...]]]] = []
+        """For each type: the pinned memory that batches are copied to, and the names and shapes of its columns."""
         copies: list[tuple[Tensor, Tensor]] = []
         columns: dict[str, Tensor] = {}
-        for dtype, members in groups.items():
-            sizes = [int(np.prod(shape)) for _, _, shape in members]
+        for dtype in {values.dtype for values in used.values()}:
+            members = {name: values for name, values in used.items() if values.dtype == dtype}
+            sizes = [values.size for values in members.values()]
             host = torch.empty(sum(sizes), dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
-            on_device = torch.empty_like(host, device=device)
-            self.sources.append((host.numpy(), [name for name, _, _ in members]))
+            on_device = torch.empty_like(host, device=step._device)
+            self._sources.append((host.numpy(), list(members), [values.shape for values in members.values()]))
             copies.append((on_device, host))
             parts = torch.split(on_device, sizes)
-            columns |= {name: part.view(shape) for (name, _, shape), part in zip(members, parts, strict=True)}
+            columns |= {n: part.view(v.shape) for (n, v), part in zip(members.items(), parts, strict=True)}
         count = len(columns["label"])
         self._scores = torch.empty(count, pin_memory=True)
         buffers = [buffer for module in step._declared_modules for buffer in module.buffers()]
@@ -189,10 +190,21 @@ class CapturedStep:
         options = [group[name] for group, name in self._option_keys]
         return [value.data_ptr() if isinstance(value, Tensor) else value for value in options]
 
-    def forward(self, columns: Columns) -> Array | None:
-        """Return the scores of a batch, or None if one of them is not finite. Then nothing has changed."""
-        for host, names in self.sources:
-            np.concatenate([columns[name].reshape(-1) for name in names], out=host)
+    def copy_batch(self, columns: Columns) -> bool:
+        """Copy a batch to pinned memory. Returns False if the type or the shape of a column is another one."""
+        try:
+            for host, names, shapes in self._sources:
+                values = [columns[name] for name in names]
+                if [column.shape for column in values] != shapes:
+                    return False
+                flat = [column if column.ndim == 1 else column.reshape(-1) for column in values]
+                np.concatenate(flat, out=host, casting="equiv")
+        except (KeyError, TypeError):
+            return False
+        return True
+
+    def forward(self) -> Array | None:
+        """Return the scores of the copied batch, or None if one of them is not finite. Then nothing has changed."""
         if not self.model.training:
             set_mode(self.model, training=True)
         self._forward.replay()
@@ -271,8 +283,3 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
         group["capturable"] = True
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())
-
-
-def _layout(columns: Columns) -> Layout:
-    names = (name for name in columns if name in ("label", "weight") or name.startswith(FEATURE_PREFIX))
-    return tuple((name, columns[name].dtype, columns[name].shape) for name in names)
