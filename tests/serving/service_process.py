@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,17 @@ class Service:
         return wait_for(lambda: self._find_child(name), 30)
 
     def _find_child(self, name: str) -> int | None:
+        return next(iter(self.children(name)), None)
+
+    def children(self, name: str) -> list[int]:
+        """Return the ids of all processes of a name."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = []
         for child in map(int, children):
-            try:
+            with suppress(OSError):
                 if f"cadam.serving.{name}".encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return child
-            except OSError:
-                continue
-        return None
+                    found.append(child)
+        return found
 
     def kill(self, name: str) -> None:
         os.kill(self.child(name), signal.SIGKILL)

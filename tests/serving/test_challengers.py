@@ -56,6 +56,13 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     assert challenger.scores.over_time.mean > 0, "the comparison has begun again, with the roles exchanged"
     assert world.loss() > 0.8, "the model of the new champion is served, which has learned the changed labels"
     assert [promotion.challenger for promotion in world.log.promotions()] == [FAST]
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    command = [str(world.config.path), "--challenger", "adam:lr=0.05"]
+    config = read_config(parser.parse_args(command))
+    assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the same command continues with the new champion"
+    with pytest.raises(UsageError, match=r"the champion of .* is Adam:lr=0.05"):
+        read_config(parser.parse_args(command[:1]))
 
     list_checkpoints(world.config.path)[-1].unlink()  # as if the process had died before the last checkpoint
     world.stream(20)

@@ -1,4 +1,4 @@
-"""The guard: wrong labels do not reach predictions, a rollback recovers, and a changed world is served in the end."""
+"""The guard: corrupted labels are stopped, a rollback recovers, and a changed world is served in the end."""
 
 from __future__ import annotations
 

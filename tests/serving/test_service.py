@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ PATIENT = Retries(attempts=200, pause=0.05, longest_pause=0.2)
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(tmp_path_factory.mktemp("shared") / "service", "--refresh", "50ms") as started:
+    with running(tmp_path_factory.mktemp("shared") / "service", "--refresh", "50ms", "--workers", "2") as started:
         yield started
 
 
@@ -63,6 +64,22 @@ def test_metrics_and_the_status_page_are_there(service: Service) -> None:
         assert name in text
     assert "<title>cadam</title>" in httpx.get(service.url).text
     assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 20)
+
+
+def test_two_front_processes_share_requests_and_metrics(service: Service) -> None:
+    assert len(service.children("front")) == 2
+
+    def count_predictions() -> float:
+        line = r'cadam_requests_total\{path="/predict",status="200"\} (\S+)'
+        return float(next(iter(re.findall(line, httpx.get(service.url + "metrics").text)), 0))
+
+    before = count_predictions()
+    for number in range(20):  # each on a new connection, which either process may accept
+        event = {**EVENT, "event_id": f"shared {number}"}
+        assert httpx.post(service.url + "predict", json=event).status_code == 200
+        repeated = httpx.post(service.url + "predict", json=event).json()
+        assert repeated["repeated"] == [f"shared {number}"], "the log is shared"
+    assert [count_predictions() for _ in range(6)] == [before + 40] * 6
 
 
 def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from .. import __version__
-from ..online.data.conversion import HASHED
-from ..online.data.kind import Kind
+from ..online.data.conversion import HASHED, MAX_NUMBER
+from ..online.data.kind import UNITS, Kind
 from ..online.data.schema import Schema
 from .config import Limits
 
@@ -34,9 +36,12 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
     """
     event = _event(schema)
     label = _value(Kind("number", accepts_booleans=True)) if not schema.target.compares_text else {}
+    if not schema.target.comparison:
+        limits_of_label = {"minimum": schema.lowest, "maximum": schema.highest}
+        label = {**label, **{name: value for name, value in limits_of_label.items() if math.isfinite(value)}}
     labeled = {**event, "properties": {**event["properties"], schema.target.column: label}}
     labeled["required"] = [*event.get("required", []), schema.target.column]
-    key = {"type": "string" if schema.roles["id"][1].name == "text" else "integer"}
+    key = _value(schema.roles["id"][1])
     feedback = _object({"id": key, "label": label}, additionalProperties=False)
     prediction: Json = {"id": key, "score": {"type": "number"}}
     if has_probability:
@@ -77,9 +82,15 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
         ),
         "/feedback": _post("Send the labels of events that were predicted.", "Feedback", "Accepted", limits),
         "/rollback": {
-            "post": _operation("Continue from an earlier version or tag.", "Rollback", _one("Rollback"), None)
+            "post": _operation(
+                "Continue from an earlier version or tag.", "Rollback", _one("Rollback"), None, has_name=True
+            )
         },
-        "/promote": {"post": _operation("Let a challenger become the champion.", "Promotion", _one("Promotion"), None)},
+        "/promote": {
+            "post": _operation(
+                "Let a challenger become the champion.", "Promotion", _one("Promotion"), None, has_name=True
+            )
+        },
         "/versions": {"get": _get("The versions that a rollback can use.")},
         "/model": {"get": _get("The version in use, its age, and the schema.")},
         "/healthz": {"get": _get("Whether the process answers.", is_open=True)},
@@ -105,7 +116,7 @@ def _event(schema: Schema) -> Json:
     properties = {name: _value(kind) for name, kind in schema.kinds.items()}
     required = [name for name, kind in schema.kinds.items() if not kind.optional and "." not in name]
     for role, (name, kind) in schema.roles.items():
-        properties.setdefault(name, _value(kind))
+        properties.setdefault(name, _value(replace(kind, optional=role == "id")))
         if role == "user" and name not in required:
             required.append(name)
     return {"type": "object", "properties": properties, "required": required}
@@ -119,6 +130,8 @@ def _value(kind: Kind) -> Json:
         "number": ["number", "boolean"] if kind.accepts_booleans else ["number"],
         "category": ["integer"],
         "integer": ["integer"],
+        "text": ["string", "integer"],
+        "time": ["number"] if kind.time_format in ("", *UNITS) else ["string"],
         **{name: ["integer", "string", "boolean"] for name in HASHED},
     }.get(kind.name)
     if names is None:
@@ -126,6 +139,8 @@ def _value(kind: Kind) -> Json:
     value: Json = {"type": [*names, "null"] if kind.optional else names}
     if kind.name == "category":
         value |= {"minimum": 0, "maximum": kind.size - 1 - kind.optional}
+    if kind.name == "number":
+        value |= {"minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}
     return value
 
 
@@ -142,11 +157,12 @@ def _post(summary: str, request: str, response: str, limits: Limits) -> Json:
     return {"post": _operation(summary, response, {"oneOf": [_one(request), many]}, response)}
 
 
-def _operation(summary: str, name: str, body: Json, response: str | None) -> Json:
+def _operation(summary: str, name: str, body: Json, response: str | None, *, has_name: bool = False) -> Json:
     content = {"application/json": {"schema": {} if response is None else _one(response)}}
     error = {"application/json": {"schema": _one("Error")}}
     responses = {"200": {"description": "Done. What was sent is on disk.", "content": content}}
-    responses |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    errors = {**_ERRORS, **({"404": "Nothing has this name."} if has_name else {})}
+    responses |= {status: {"description": text, "content": error} for status, text in errors.items()}
     return {
         "summary": summary,
         "operationId": name,
