@@ -241,8 +241,11 @@ def index(c: ctypes.CDLL, random: np.random.Generator, capacity: int, threshold:
         pointers = [x.ctypes.data for x in (new_ids, new_counts, new_rows)]
         batch = np.array([n, ids.ctypes.data, found.ctypes.data, misses, *pointers, 0, 0], np.int64)
         if misses:
-            assert c.cadam_index_admit(sketch.ctypes.data if threshold > 1 else 0, batch.ctypes.data) == 0
-            c.cadam_index_assign(words.ctypes.data, batch.ctypes.data, limit)
+            seen_before = sketch.ctypes.data if threshold > 1 else 0
+            result = c.cadam_index_train(words.ctypes.data, seen_before, batch.ctypes.data, limit, limit)
+            assert result in (0, 1)
+            if result == 1:  # there is no room for all new ids
+                c.cadam_index_assign(words.ctypes.data, batch.ctypes.data, limit)
         assert ((found >= 0) & (found < limit)).all()
         words[7] += 1
         c.cadam_index_evict(words.ctypes.data, int(random.integers(0, 4)), step % 2)
@@ -278,11 +281,12 @@ def main(library: str, mode: str, kernels: str) -> None:
         each.argtypes, each.restype = [pointer], None
     c.cadam_index_find.argtypes = [pointer, pointer, number, pointer, number, PARALLEL_FOR]
     c.cadam_index_evict.argtypes, c.cadam_index_expire.argtypes = [pointer, number, number], [pointer, number]
-    c.cadam_index_admit.argtypes, c.cadam_index_assign.argtypes = [pointer] * 2, [pointer, pointer, number]
+    c.cadam_index_train.argtypes = [pointer, pointer, pointer, number, number]
+    c.cadam_index_assign.argtypes = [pointer, pointer, number]
     c.cadam_index_build.argtypes, c.cadam_index_rehash.argtypes = [pointer], [pointer, number, pointer, number]
     c.cadam_initial_rows.argtypes = [pointer, number, number, number, ctypes.c_double, pointer, PARALLEL_FOR]
     c.cadam_hash_texts.argtypes = [pointer, pointer, number, pointer]
-    for each in (c.cadam_index_find, c.cadam_index_evict, c.cadam_index_admit, c.cadam_index_build):
+    for each in (c.cadam_index_find, c.cadam_index_evict, c.cadam_index_train, c.cadam_index_build):
         each.restype = number
     for capacity, threshold in product((1, 5, 11), (1, 2, 3)):
         index(c, random, capacity, threshold)
