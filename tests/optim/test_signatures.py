@@ -95,7 +95,8 @@ def test_a_subclass_with_a_rule_has_a_constructor_and_may_define_its_own() -> No
     assert list(parameters(Generated))[:4] == ["params", "lr", "betas", "weight_decay"]
     generated: Any = Generated
     assert generated([torch.ones(2)], 0.5).defaults["lr"] == 0.5
-    assert list(parameters(Derived)) == ["params", "rate"]
+    # Early versions of Python 3.11 show the signature of `__new__` for a class that inherits its constructor.
+    assert list(inspect.signature(Derived.__init__).parameters) == ["self", "params", "rate"]
     assert Derived([torch.ones(2)], 0.5).defaults["lr"] == 0.5
 
 

@@ -58,6 +58,9 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_config(options("--schema", "schema.json", "--token-file", "token"))
     with pytest.raises(UsageError, match="--horizon"):
         read_config(options("--schema", "schema.json", "--unmatched", "negative"))
+    for horizon in ("0", "-1", "nan"):
+        with pytest.raises(UsageError, match="--horizon must be a positive number"):
+            read_config(options("--schema", "schema.json", "--horizon", horizon))
     assert main.main(["serve", "--schema", "schema.json", "--address", "0.0.0.0:0"]) == 2
 
 

@@ -182,7 +182,7 @@ def prepare(options: argparse.Namespace) -> Job:
     model = config.build_model()
     lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model, model)
     if options.compile and (is_tuned or not config.has_own_model):
-        raise UsageError("--compile is for your own model with a fixed learning rate: ready-made models are compiled")
+        raise UsageError("--compile is for your own model with a fixed learning rate, as in --lr 0.001")
     torch.set_num_threads(options.threads or default_threads(model, batch_size))
     left_out = [name for name, reason in config.left_out(checkpoint).items() if reason != "--ignore"]
     reject_limit, baseline_check = RejectLimit(options.max_rejected, options.follow), BaselineCheck(left_out)
@@ -319,6 +319,12 @@ def restore(job: Job) -> None:
         if warm_start_files:
             logger.warning("--warm-start %s is ignored: the run resumes from a checkpoint", warm_start_files)
         logger.info("resumed from %s at %d events", path, learner.events)
+        if str(options.lr).startswith("auto:"):
+            logger.warning("--lr %s: the search continues at the rate of the checkpoint", options.lr)
+        if state.get("rate_tuning") is not None and learner.rate_tuning is None:
+            logger.warning(
+                "the learning rate is no longer tuned; it stays %.2g", learner.optimizer.param_groups[0]["lr"]
+            )
         _log_changed_options(learner, state["optimizer"]["param_groups"])
     elif warm_start_files:
         try:
@@ -500,6 +506,12 @@ def _print_summary(job: Job) -> None:
     learner = job.learner
     if job.config.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
         print(f"warning: {warning}", file=sys.stderr)
+    if learner.rate_tuning is not None and learner.rate_tuning.is_new:
+        print(
+            f"warning: {learner.rate_tuning.labeled:,} labeled events are too few to tune the learning rate, and the "
+            "saved model may have learned hardly anything. Give a fixed rate, as in --lr 0.003",
+            file=sys.stderr,
+        )
     print(_describe_optimizer(job), file=sys.stderr)
     end = "the stream has ended" if job.options.events is None else "done"
     is_saved = learner.checkpoints is not None and learner.checkpoints.files()
@@ -515,7 +527,8 @@ def _describe_optimizer(job: Job) -> str:
     tuning = job.learner.rate_tuning
     rate = f"{job.learner.optimizer.param_groups[0]['lr']:.2g}"
     if tuning is not None:
-        rate += f" (tuned, {tuning.switches} changes)" if tuning.labeled else " at first (tuned while the run learns)"
+        changes = f"{tuning.switches} change{'' if tuning.switches == 1 else 's'}"
+        rate += f" (tuned, {changes})" if tuning.labeled else " at first (tuned while the run learns)"
     return f"optimizer {job.optimizer}, learning rate {rate}"
 
 

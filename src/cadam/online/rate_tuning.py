@@ -143,6 +143,11 @@ class RateTuning(TrainingStep):
         """The number of labeled events at which the present rest ends; 0 if there is no rest."""
 
     @property
+    def is_new(self) -> bool:
+        """Whether the search is still in its first stage, in which the leader can be a model that hardly learns."""
+        return self.labeled < STAGES[1][0]
+
+    @property
     def rate(self) -> float:
         """The learning rate of the leader."""
         return self.rate_at(self.position)

@@ -230,6 +230,8 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         "CAdam",
         1e-3 if has_own_model else 3e-3,
     )
+    if not options.horizon > 0:
+        raise UsageError(f"--horizon must be a positive number of seconds or inf, got {options.horizon:g}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
     given = {part.name: getattr(options, part.name) for part in fields(Limits) if hasattr(options, part.name)}

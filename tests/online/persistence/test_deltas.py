@@ -14,7 +14,7 @@ import torch
 from cadam import checkpoint_files
 from cadam.cli.main import main
 from cadam.online import CheckpointOptions, Events, Learner, LoadedModel, load_model
-from cadam.online.persistence.deltas import DeltaError, apply_delta_to_file, compute_delta, version_of
+from cadam.online.persistence.deltas import DeltaError, apply_delta_to_file, compute_delta, read_exported, version_of
 from cadam.online.persistence.export import export
 from tests.online.models.test_id_features import batches, new_learner, schema
 
@@ -129,6 +129,13 @@ def test_a_damaged_or_incomplete_delta_changes_nothing(run: Run, tmp_path: Path)
     with pytest.raises(DeltaError, match="cannot be read"):
         copy.apply_delta(tmp_path / "none.delta")
     assert_equal(copy.apply_delta(good), load_model(run.folder))
+
+
+@pytest.mark.parametrize("content", [b"", b"abc\n", b"a,b\n1,2\n", b"PK\x03\x04"])
+def test_a_file_without_weights_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"other\.pt cannot be read as weights"):
+        read_exported(tmp_path / "other.pt")
 
 
 def test_a_full_disk_leaves_no_part_of_a_delta(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

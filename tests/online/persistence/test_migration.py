@@ -128,6 +128,18 @@ def test_another_optimizer_continues_with_the_moments(old: str, new: str) -> Non
     np.testing.assert_array_equal(scores(migrated, SCHEMA), scores(learner, SCHEMA))
 
 
+def test_a_tuned_learning_rate_is_fixed() -> None:
+    learner = train("fm", tune_rate=True)
+    state = learner.state_dict()
+    assert state["rate_tuning"] is not None
+    rate = learner.optimizer.param_groups[0]["lr"]
+    migration = Migration("fm", {}, SCHEMA, change_schema(SCHEMA, {}, ["tags"], {}))
+    assert any(line.startswith("learning rate: ") for line in migration.describe(state))
+    migrated = load(migration, state)
+    assert migrated.rate_tuning is None
+    assert migrated.optimizer.param_groups[0]["lr"] == rate
+
+
 def test_impossible_changes_are_refused() -> None:
     for arguments, reason in (
         (({"brand": "hash:9"}, [], {}), "must be optional"),

@@ -7,7 +7,6 @@ wrong order is noticed before anything is changed.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,8 +162,9 @@ def read_exported(path: Path) -> dict[str, Tensor]:
     """
     try:
         weights = torch.load(path, weights_only=True, map_location="cpu")
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as weights: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a file that is not an archive can make the unpickler raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} cannot be read as weights: {reason}") from error
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"{path} does not contain the weights of a model")
     return dict(weights)

@@ -300,13 +300,12 @@ class Migration:
         Raises:
             UsageError: if the state cannot be migrated.
         """
-        if state.get("rate_tuning") is not None:
-            raise UsageError("a state whose learning rate is tuned cannot be migrated")
         name, counts = str(state["optimizer_name"]), state["counts"]
         if isinstance(ids := self._new_model.inputs.ids, IdFeatures):  # new ids expire by the clock of the stream
             ids.advance(float(counts["clock/now"]), int(counts["events"]))
         migrated = {
             **state,
+            "rate_tuning": None,
             "model": self.model_state(state["model"]),
             "optimizer": self.optimizer_state(state["optimizer"], name),
             "optimizer_name": name if self.optimizer is None else self.optimizer.kind.__name__,
@@ -323,6 +322,9 @@ class Migration:
     def describe(self, state: Mapping[str, Any]) -> list[str]:
         """Return lines that say what is kept."""
         lines = []
+        if state.get("rate_tuning") is not None:
+            rate = state["optimizer"]["param_groups"][0]["lr"]
+            lines.append(f"learning rate: {rate:.2g}, fixed; it was tuned until now, and --lr auto tunes it again")
         for name, kind in self.new.kinds.items():
             if name not in self.old.kinds:
                 lines.append(f"{name}: new, {kind}; scores do not change until it is learned")
