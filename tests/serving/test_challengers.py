@@ -61,7 +61,7 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     command = [str(world.config.path), "--challenger", "adam:lr=0.05"]
     config = read_config(parser.parse_args(command))
     assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the same command continues with the new champion"
-    with pytest.raises(UsageError, match=r"the champion of .* is Adam:lr=0.05"):
+    with pytest.raises(UsageError, match=r"the champion of .* is Adam:lr=0.05: give --challenger Adam:lr=0.05"):
         read_config(parser.parse_args(command[:1]))
 
     list_checkpoints(world.config.path)[-1].unlink()  # as if the process had died before the last checkpoint

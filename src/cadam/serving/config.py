@@ -288,12 +288,14 @@ def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> No
         return
     _, state = read_newest(folder)
     saved = str(state["optimizer_name"])
-    champion = (state.get("arms") or {}).get("champion", saved)
-    if champion not in map(str, arms) and arms[0].spec.kind.__name__ != saved:
-        raise UsageError(
-            f"the champion of {folder} is {champion}: name it as --optimizer or --challenger, or stop the service and "
-            f"switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
-        )
+    saved_arms = state.get("arms") or {}
+    champion, given = saved_arms.get("champion", saved), set(map(str, arms))
+    if champion not in given and arms[0].spec.kind.__name__ != saved:
+        missing = [name for name in (champion, *saved_arms.get("challengers", {})) if name not in given]
+        advice = f"give {' '.join(f'--challenger {name}' for name in missing)}"
+        if str(arms[0]) not in saved_arms.get("challengers", {}):
+            advice += f", or switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
+        raise UsageError(f"the champion of {folder} is {champion}: {advice}")
 
 
 def _saved_optimizer(folder: Path | None) -> tuple[str, float] | None:

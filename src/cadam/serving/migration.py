@@ -57,7 +57,9 @@ def migrate_state(migration: Migration, state: Mapping[str, Any]) -> dict[str, A
     old = Arm.parse(arms["champion"], 1.0)
     champion = Arm(migration.optimizer or old.spec, migration.lr or old.lr)
     if str(champion) in challengers:
-        raise UsageError(f"{champion} is a challenger: promote it with POST /promote")
+        raise UsageError(
+            f"{champion} is a challenger: start the service with --challenger for it and promote it with POST /promote"
+        )
     is_changed = str(champion) != str(old)
     first = str(champion) if is_changed else arms["first"]
     migrated["arms"] = {**arms, "champion": str(champion), "first": first, "challengers": challengers}
