@@ -58,6 +58,8 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_config(options("--schema", "schema.json", "--token-file", "token"))
     with pytest.raises(UsageError, match="--horizon"):
         read_config(options("--schema", "schema.json", "--unmatched", "negative"))
+    with pytest.raises(UsageError, match="--promote auto needs a --challenger"):
+        read_config(options("--schema", "schema.json", "--promote", "auto"))
     for horizon in ("0", "-1", "nan"):
         with pytest.raises(UsageError, match="--horizon must be a positive number"):
             read_config(options("--schema", "schema.json", "--horizon", horizon))

@@ -230,6 +230,8 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         "CAdam",
         1e-3 if has_own_model else 3e-3,
     )
+    if options.promote == "auto" and not options.challenger:
+        raise UsageError("--promote auto needs a --challenger, as in --challenger adam")
     if not options.horizon > 0:
         raise UsageError(f"--horizon must be a positive number of seconds or inf, got {options.horizon:g}")
     if options.unmatched == "negative" and options.horizon == math.inf:
