@@ -90,6 +90,15 @@ def test_only_code_without_memory_is_captured(
     assert has_only_known_code(model(), loss) == is_known
 
 
+@pytest.mark.parametrize(("options", "reason"), [({}, None), ({"sparse_updates": "exact"}, "exact sparse updates")])
+def test_only_optimizers_that_can_be_captured_become_capturable(options: dict[str, Any], reason: str | None) -> None:
+    model = models.build("fm", SCHEMA)
+    optimizer = cadam.CAdam(model.named_parameters(), **options)
+    step = GraphStep(model, optimizer, LOG_LOSS)
+    assert (step.unsupported is None) if reason is None else (reason in str(step.unsupported))
+    assert optimizer.param_groups[0]["capturable"] == (reason is None)
+
+
 # With a CUDA device --------------------------------------------------------------------------------------------
 
 

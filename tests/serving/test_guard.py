@@ -41,7 +41,7 @@ def test_wrong_labels_are_not_served_and_a_rollback_recovers(world: World) -> No
 
     world.stream(1500, flipped=True)
     assert world.learn().is_alert
-    assert world.loss() == pytest.approx(good), "the version before the wrong labels is served"
+    assert world.loss() == pytest.approx(good), "the version from before the corrupted labels is served"
     assert world.served.info is not None
     assert world.served.info.version == version.version
     world.stream(500)

@@ -111,7 +111,7 @@ class GraphStep(TrainingStep):
             cause: BaseException = error
             while cause.__context__ is not None:  # ending the capture fails, too
                 cause = cause.__context__
-            self._stop_capturing(f"{type(cause).__name__}: {str(cause).splitlines()[0]}")
+            self._stop_capturing(": ".join([type(cause).__name__, *str(cause).splitlines()[:1]]))
             return None
         return self._graphs[key]
 
@@ -155,7 +155,7 @@ class CapturedStep:
         buffers = [buffer for module in step._declared_modules for buffer in module.buffers()]
         self._earlier = [(buffer, torch.empty_like(buffer)) for buffer in buffers]
         """The buffers that the forward pass changes, and copies of them."""
-        self._copies = copies
+        self._copies = copies  # keeps the memory alive that the graphs read and write
         self._forward, self._update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         set_mode(self.model, training=True)
@@ -265,6 +265,8 @@ def _find_unsupported(step: GraphStep) -> str | None:
         return f"{type(step.optimizer).__name__} is not an optimizer of cadam"
     if any(group["differentiable"] for group in step.optimizer.param_groups):
         return "the optimizer is differentiable"
+    if any(group["sparse_updates"] == "exact" for group in step.optimizer.param_groups):
+        return "exact sparse updates count their steps on the host"
     if not step.has_single_pass:
         return "scores and gradients need different forward passes, see same_in_training"
     if any(isinstance(module, IdFeatures) for module in step.model.modules()):

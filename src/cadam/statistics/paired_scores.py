@@ -14,8 +14,8 @@ Technometrics 24(4)). Finally, the trend must not end the difference: if it chan
 changed from the part before to the recent part, it has to keep its sign. A difference that is inversely proportional
 to the square root of the events so far, or falls faster, does not satisfy that.
 
-Such a judgment becomes the verdict once it has stood for as many judged events as came before it. This confirmation
-costs events, and only makes wrong verdicts rarer.
+Such a judgment becomes the verdict once it still holds after as many further events as were judged before it. This
+confirmation costs events, but it makes wrong verdicts rarer.
 """
 
 from __future__ import annotations
