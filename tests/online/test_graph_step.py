@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import subprocess
 import sys
@@ -185,6 +186,24 @@ def test_changes_of_options_state_and_parameters_reach_the_next_step() -> None:
         np.testing.assert_array_equal(learners[0].learn(batch), learners[1].learn(batch))
     assert captured(learners[0]) == 1
     assert state(learners[0]) == state(learners[1])
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_garbage_of_another_learner_does_not_invalidate_a_capture() -> None:
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(3):
+            learner = graph_learner()
+            gc.set_threshold(1, 1, 1)  # garbage is collected at almost every allocation, unless that is disabled
+            for seed in range(6):
+                learner.learn(make_events(64, seed))
+            gc.set_threshold(0)
+            assert captured(learner) == 1
+            learner.itself = learner  # type: ignore[attr-defined]  # a cycle, which only the garbage collector frees
+            del learner
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @pytest.mark.cuda

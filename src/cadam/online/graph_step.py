@@ -11,6 +11,7 @@ A batch size is captured exactly, without padding: padded rows would count as up
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -224,7 +225,10 @@ class CapturedStep:
 
 @contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Capture a graph like `torch.cuda.graph`, but without collecting garbage, which takes longer than a capture.
+    """Capture a graph like `torch.cuda.graph`, but without collecting garbage before it, which takes longer.
+
+    Garbage is not collected during the capture either: it may contain graphs and pinned memory of another learner, and
+    to release them would invalidate the capture.
 
     Args:
         graph: receives the operations.
@@ -232,13 +236,19 @@ def _capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any =
         pool: the memory of an earlier graph, whose tensors this graph uses.
     """
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        # Another thread may allocate memory meanwhile, so only this thread must not.
-        graph.capture_begin(pool or torch.cuda.graph_pool_handle(), "thread_local")
-        try:
-            yield
-        finally:
-            graph.capture_end()
+    collects_garbage = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            # Another thread may allocate memory meanwhile, so only this thread must not.
+            graph.capture_begin(pool or torch.cuda.graph_pool_handle(), "thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        if collects_garbage:
+            gc.enable()
 
 
 def _entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[dict[Any, Any], Any, Any]]:

@@ -70,11 +70,7 @@ def measure(scores: Array, labels: Array, users: Array | None = None, weights: A
         measure(np.array([0.3, -1.2, 2.0]), np.array([0, 0, 1]))["auc"]
     """
     labels, scores = as_clicks(np.asarray(labels), "these metrics"), np.asarray(scores)
-    values: dict[str, float] = {}
-    for metric in _window_metrics():
-        if users is not None or not metric.needs_users:
-            values.update(metric.compute(scores, labels, users))
-    return {**values, **_summed_values(Sums.of(scores, labels, weights))}
+    return _measure(scores, labels, users, Sums.of(scores, labels, weights))
 
 
 def recompute(log: Path | str) -> dict[str, float]:
@@ -98,6 +94,15 @@ def recompute(log: Path | str) -> dict[str, float]:
         name: table[name].to_numpy() for name in ("score", "label", "user", "weight") if name in table.column_names
     }
     return measure(columns["score"], columns["label"], columns.get("user"), columns.get("weight"))
+
+
+def _measure(scores: Array, labels: Array, users: Array | None, sums: Sums) -> dict[str, float]:
+    """Compute every metric over events whose sums are known."""
+    values: dict[str, float] = {}
+    for metric in _window_metrics():
+        if users is not None or not metric.needs_users:
+            values.update(metric.compute(scores, labels, users))
+    return {**values, **_summed_values(sums)}
 
 
 def _window_metrics() -> list[WindowMetric]:
@@ -203,10 +208,10 @@ class StreamMetrics:
     def _add_window(self, events: Mapping[str, Array]) -> None:
         """Add a full window to the totals."""
         decay = 0.5 ** (self.window / self.half_life)
-        self._last_window = measure(events["scores"], events["labels"], events.get("users"), events.get("weights"))
+        sums = Sums.of(events["scores"], events["labels"], events.get("weights"))
+        self._last_window = _measure(events["scores"], events["labels"], events.get("users"), sums)
         if "time" in events:
             self._last_window["time"] = float(events["time"][-1])
-        sums = Sums.of(events["scores"], events["labels"], events.get("weights"))
         self._total, self._decayed = self._total + sums, self._decayed.scaled(decay) + sums
         for name, (count, total, decayed_count, decayed_total) in self._window_sums.items():
             value = self._last_window.get(name, math.nan)
