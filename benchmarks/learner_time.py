@@ -1,20 +1,21 @@
 """Measure where the time of a batch goes: `cadam run` with a ready-made model on clicks from Parquet.
 
     python benchmarks/learner_time.py [--model NAME] [--device cpu] [--batch-size 256] [--events N] [--repeats N]
-                                      [--before TREE]
+                                      [--width N] [--hidden N M] [--before TREE]
 
 Each event has 13 numbers and 26 categories and comes with its label. Runs of three kinds take turns, so that all meet
 the same machine: the learner as it is, the learner with two forward passes per batch (one for the scores and one for
 the gradients), and the learner with timers, whose times are exclusive of each other. Timers measure processor time
 of the thread that learns, which varies less than wall time on a machine that is busy with other processes. On CUDA they
-measure wall time and wait for the device, so their sum is larger than the time of a run without them. Reading and
-encoding run in a second thread; with timers they run in the same one, without the threads of pyarrow. All numbers
-are medians over the repeats; the first run of each kind warms up and does not count. With --before, a column has the
-times of another version, whose checkout is TREE: its reading includes encoding, and its metrics are in "other".
+measure wall time and wait for the device, so their sum is larger than the time of a run without them; backward pass and
+optimizer step are one CUDA graph there. Reading and encoding run in a second thread; with timers they run in the same
+one, without the threads of pyarrow. All numbers are medians over the repeats; the first run of each kind warms up and
+does not count. With --before, a column has the times of another version, whose checkout is TREE: its reading includes
+encoding, and its metrics are in "other".
 
 The limit of a part is the larger of two times: that of the bytes that it must move at the speed of copying memory, and
 that of its multiplications and additions at the speed of a large matrix product. Both speeds are measured at the start,
-with as many threads as the learner has.
+with as many threads as the learner has, on the device for those parts that run there.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ from cadam.online.data.sources import parquet
 from cadam.online.data.sources.prefetch import prefetch
 from cadam.online.device import select_device
 from cadam.online.fused_step import FusedPass, FusedStep, has_onednn
+from cadam.online.graph_step import CapturedStep
 from cadam.online.models.inputs import BINS
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.models.networks import Linear
 from cadam.online.run_config import model_builder
 from click_stream import click_schema, write_clicks
 
-PARTS = ("read", "encode", "forward", "backward", "optimizer", "metrics", "other")
+PARTS = ("read", "encode", "copy", "forward", "backward", "optimizer", "update", "metrics", "other")
+"""The parts of a batch, in the order of the table. The update is backward pass and optimizer step as one CUDA graph."""
 
 
 class Timers:
@@ -65,6 +68,8 @@ class Timers:
     def switch(self) -> None:
         """Assign the time since the last switch to the part that is running."""
         if self._is_on_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return  # a capture must not wait for the device; it counts for the part that runs around it
             torch.cuda.synchronize()
         now = self._clock()
         self.seconds[self._running[-1]] += now - self._last
@@ -103,7 +108,7 @@ def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> d
     device = select_device(options.device)
     assert device is not None
     torch.manual_seed(0)
-    model = model_builder(options.model, schema, {}, device)[0]()
+    model = model_builder(options.model, schema, model_options(options), device)[0]()
     optimizer = CAdam(model.named_parameters(), lr=3e-3)
     learner = Learner(model, optimizer, LOG_LOSS)
     source = ParquetSource(path, schema, batch_size=options.batch_size)
@@ -120,26 +125,35 @@ def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> d
     is_fused = isinstance(learner.training, FusedStep)
     timers.time("optimizer", optimizer, "step_on_same_grads" if is_fused else "step", "zero_grad")
     timers.time("metrics", learner.log_loss, "update")
-    fused = {name: getattr(FusedPass, name) for name in ("forward", "backward")}
+    compiled = [(FusedPass, "forward", "forward"), (FusedPass, "backward", "backward")]
+    compiled += [(CapturedStep, "copy_batch", "copy"), (CapturedStep, "forward", "forward")]
+    compiled += [(CapturedStep, "update", "update")]
+    methods = [(owner, name, part, getattr(owner, name)) for owner, name, part in compiled]
     Tensor.backward = lambda self: timers.call("backward", backward, self)  # type: ignore[method-assign]
     parquet.prefetch = iter  # type: ignore[assignment]
-    for name, method in fused.items():
-        setattr(FusedPass, name, lambda *given, name=name, method=method: timers.call(name, method, *given))
+    for owner, name, part, method in methods:
+        setattr(owner, name, lambda *given, part=part, method=method: timers.call(part, method, *given))
     try:
         learner.run(TimedSource(source, timers))
         timers.switch()
     finally:
         Tensor.backward = backward  # type: ignore[method-assign]
         parquet.prefetch = prefetch
-        for name, method in fused.items():
-            setattr(FusedPass, name, method)
+        for owner, name, _, method in methods:
+            setattr(owner, name, method)
     return dict(timers.seconds)
+
+
+def model_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the given options of the model."""
+    return {name: getattr(options, name) for name in ("width", "hidden") if getattr(options, name) is not None}
 
 
 def run_before(path: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return the seconds of each part in another version, which runs in its own process."""
     script = Path(__file__).with_name("learner_time_of_version.py")
-    command = [sys.executable, str(script), str(path), str(options.batch_size), str(options.repeats)]
+    settings = [options.repeats, options.batch_size, options.device, json.dumps(model_options(options))]
+    command = [sys.executable, str(script), str(path), *map(str, settings)]
     environment = {**os.environ, "PYTHONPATH": str(options.before.resolve() / "src")}
     output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     seconds: dict[str, float] = json.loads(output)
@@ -148,14 +162,10 @@ def run_before(path: Path, options: argparse.Namespace) -> dict[str, float]:
 
 def limits(path: Path, schema: Schema, options: argparse.Namespace) -> dict[str, float]:
     """Return the seconds per batch that the bytes and the arithmetic of each part take at least."""
-    source = torch.randn(32_000_000)
-    target, square = torch.empty_like(source), torch.randn(1024, 1024)
-    bytes_per_second = 2 * source.nbytes / fastest(lambda: target.copy_(source))
-    products: list[Callable[[], object]] = [lambda: square @ square]
-    if has_onednn():
-        products.append(lambda: torch.ops.mkldnn._linear_pointwise(square, square, None, "none", [], ""))
-    flops = 2 * len(square) ** 3 / min(map(fastest, products))
-    model = model_builder(options.model, schema, {}, torch.device("cpu"))[0]()
+    device, cpu = select_device(options.device), torch.device("cpu")
+    assert device is not None
+    speeds = {place: measure_speeds(place) for place in {device, cpu}}
+    model = model_builder(options.model, schema, model_options(options), cpu)[0]()
     assert isinstance(model, Linear)
     count = options.batch_size
     batches = [batch for batch in ParquetSource(path, schema, batch_size=count) if isinstance(batch, Batch)]
@@ -176,16 +186,34 @@ def limits(path: Path, schema: Schema, options: argparse.Namespace) -> dict[str,
         "optimizer": (6 * distinct * row_bytes + gathered + 8 * model.inputs.fields * count + 7 * 4 * dense, 0),
         "metrics": (8 * count, 0),
     }
-    return {part: max(moved / bytes_per_second, work / flops) for part, (moved, work) in needs.items()}
+    times = {}
+    for part, (moved, work) in needs.items():
+        bytes_per_second, flops = speeds[cpu if part in ("read", "encode", "metrics") else device]
+        times[part] = max(moved / bytes_per_second, work / flops)
+    if device != cpu:
+        times["update"] = times.pop("backward") + times.pop("optimizer")
+    return times
 
 
-def fastest(function: Callable[[], object]) -> float:
+def measure_speeds(device: torch.device) -> tuple[float, float]:
+    """Return how many bytes per second a device copies, and how many operations per second a matrix product has."""
+    # On a GPU a call has to be long enough that its launch does not count.
+    size, side = (32_000_000, 1024) if device.type == "cpu" else (500_000_000, 8192)
+    source, square = torch.randn(size, device=device), torch.randn(side, side, device=device)
+    target = torch.empty_like(source)
+    products: list[Callable[[], object]] = [lambda: square @ square]
+    if device.type == "cpu" and has_onednn():
+        products.append(lambda: torch.ops.mkldnn._linear_pointwise(square, square, None, "none", [], ""))
+    bytes_per_second = 2 * source.nbytes / fastest(lambda: target.copy_(source), device)
+    return bytes_per_second, 2 * side**3 / min(fastest(product, device) for product in products)
+
+
+def fastest(function: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest of several calls."""
-    seconds = []
+    timers, seconds = Timers(device), []
     for _ in range(20):
-        start = time.thread_time()  # other processes count less than in wall time
-        function()
-        seconds.append(time.thread_time() - start)
+        timers.call("call", function)
+        seconds.append(timers.seconds.pop("call"))
     return min(seconds)
 
 
@@ -197,6 +225,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events per step (default: 256)")
     parser.add_argument("--events", type=int, default=50_000, metavar="N", help="events per run (default: 50000)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each kind (default: 5)")
+    parser.add_argument("--width", type=int, metavar="N", help="width of the embeddings (default: that of the model)")
+    parser.add_argument("--hidden", type=int, nargs="+", metavar="N", help="hidden layers (default: by the model)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch (default: 1)")
     parser.add_argument("--before", type=Path, metavar="TREE", help="the checkout of another version, with its library")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
@@ -223,6 +253,8 @@ def main() -> None:
     print(f"{'part':12}{header}{'us per batch':>14}{'share':>9}{'limit in us':>14}")
     total = sum(medians["timed"].values())
     for part in PARTS:
+        if not (part in medians["timed"] or before.get(part)):
+            continue
         seconds = medians["timed"].get(part, 0.0)
         earlier = f"{1e6 * before.get(part, 0.0) / batches:10,.0f}" if before else ""
         limit = f"{1e6 * least[part]:14,.1f}" if part in least else ""
