@@ -42,6 +42,8 @@ EXPERIMENTS = {
     "lm-cosine": "cadam_paper.language_models.study:COSINE",
     "lm-mixed-10m": "cadam_paper.language_models.study:MIXED_10M",
     "lm-shift-10m": "cadam_paper.language_models.study:SHIFT_10M",
+    "lm-mixed-10m-controls": "cadam_paper.language_models.study:MIXED_10M_CONTROLS",
+    "lm-shift-10m-controls": "cadam_paper.language_models.study:SHIFT_10M_CONTROLS",
     "masking": "cadam_paper.masking:MASKING",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.demo:DEMO_STREAM",

@@ -27,6 +27,7 @@ from .harness.learning_rates import NoLearningRateError
 from .harness.measured_runs import DamagedResultError
 from .harness.results import Result, Results
 from .harness.scoreboard import Scoreboard
+from .harness.time_limit import TimeLimit
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(
@@ -80,6 +81,12 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="compute results again that exist already")
     parser.add_argument(
         "--jobs", type=positive_int, metavar="N", help="number of worker processes (default: chosen automatically)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_int,
+        metavar="N",
+        help="start no run that is unlikely to end within N seconds; the same command continues (default: no limit)",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print only the verdicts and tables, as JSON")
@@ -249,7 +256,8 @@ def reproduce(options: argparse.Namespace) -> int:
         display = console.silent
     try:
         with display(requests) as notify:
-            code = command.run(requests, _cache(options), options.jobs, options.force, notify)
+            limit = TimeLimit(options.seconds)
+            code = command.run(requests, _cache(options), options.jobs, options.force, notify, limit)
     except PermissionError as error:
         print(f"cadam reproduce: the cache cannot be written to: {error}", file=sys.stderr)
         return FAILED

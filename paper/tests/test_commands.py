@@ -102,6 +102,14 @@ def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.
     assert one_line == "4 runs so far"
 
 
+def test_a_command_at_its_time_limit_says_how_to_continue(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_SLEEP", "0.7")
+    code, out, err = cadam("reproduce", "walk", "--jobs", "1", "--seconds", "1")
+    assert code == 130
+    assert "the same command continues" in err
+    assert "5 runs are missing" in " ".join(out.split())
+
+
 def test_the_command_that_continues_names_the_cache(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
     monkeypatch.setattr(_interrupted, "left", 4, raising=False)

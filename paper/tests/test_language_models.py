@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import cadam
 from cadam.statistics.intervals import Interval
+from cadam_paper.harness.experiment import Finished
 from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper.language_models import corpus, optimizers, page, runs, stream, study
 from cadam_paper.language_models.corpus import Corpus, CorpusError
@@ -231,6 +233,20 @@ def test_the_grid_of_an_arm_is_extended_until_its_best_rate_is_inside() -> None:
     }
     assert rates["CAdamW"] == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.02]
     assert rates["AdamW"] == [5e-4, 1e-3, 2e-3, 4e-3]
+
+
+@pytest.mark.parametrize(("model", "lanes"), [("GPT 3M", 4), ("GPT 10M", 1)])
+def test_only_the_small_model_shares_the_device(monkeypatch: pytest.MonkeyPatch, model: str, lanes: int) -> None:
+    given: list[tuple[list[RunSpec], int]] = []
+
+    def compute_specs(specs: Iterator[RunSpec], start: object, outcome: object, lanes: int) -> Iterator[Finished]:
+        given.append((list(specs), lanes))
+        return iter(())
+
+    monkeypatch.setattr(runs, "compute_specs", compute_specs)
+    specs = study.run_specs(PLAN, Results(), study.Condition(stream.MIXED, model=model))
+    list(runs.compute_many(iter(specs)))
+    assert given == [(specs, lanes)]
 
 
 def test_the_speedup_compares_steps_to_the_same_loss() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +18,21 @@ from walks import ARMS, TUNED, WALK, make_spec
 
 from cadam_paper.harness import runner
 from cadam_paper.harness.cache import Cache
-from cadam_paper.harness.experiment import Experiment, Plan
+from cadam_paper.harness.experiment import Experiment, Finished, Plan
 from cadam_paper.harness.results import Results, RunSpec
 from cadam_paper.harness.runner import Event, Request
+from cadam_paper.harness.time_limit import TimeLimit
 
 COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "run_test_experiments.py"
 SEEDS = 25
 
 
-def run(folder: Path, seeds: int = 3, experiment: Experiment = WALK, **options: bool) -> tuple[Request, list[Event]]:
+def run(
+    folder: Path, seeds: int = 3, experiment: Experiment = WALK, force: bool = False
+) -> tuple[Request, list[Event]]:
     events: list[Event] = []
     request = Request(experiment, Plan("quick", seeds))
-    runner.run([request], Cache(folder), jobs=1, notify=events.append, **options)
+    runner.run([request], Cache(folder), jobs=1, notify=events.append, force=force)
     return request, events
 
 
@@ -123,6 +126,42 @@ def test_phases_follow_each_other_and_resume(tmp_path: Path) -> None:
     assert count(events)["computed"] == 12 + 6
     assert {r.spec.lr for r in request.results.tests()} == {0.01}, "the best on tuning seeds"
     assert count(run(tmp_path, experiment=TUNED)[1]) == {"stored": 18}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_time_limit_ends_between_runs_and_the_next_command_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setenv("LAB_TEST_SLEEP", "0.3")
+    events: list[Event] = []
+    request = Request(WALK, Plan("quick", 10))
+    limit = TimeLimit(1.0)
+    runner.run([request], Cache(tmp_path), jobs=jobs, notify=events.append, limit=limit)
+    done = count(events)["computed"]
+    assert 0 < done < 20
+    assert count(events) == {"start": done, "computed": done}
+    assert limit.has_refused
+    assert not request.complete
+    assert len(request.results) == done
+    monkeypatch.setenv("LAB_TEST_SLEEP", "0")
+    assert count(run(tmp_path, 10)[1]) == {"stored": done, "start": 20 - done, "computed": 20 - done}
+
+
+def test_runs_on_a_device_end_within_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_SLEEP", "0.2")
+    on_device = replace(WALK, side_by_side=lambda spec: True, compute_many=one_after_the_other)
+    request, limit = Request(on_device, Plan("quick", 10)), TimeLimit(0.7)
+    began = time.monotonic()
+    runner.run([request], Cache(tmp_path), jobs=1, notify=lambda event: None, limit=limit)
+    assert time.monotonic() < began + 0.7 + 0.1
+    assert limit.has_refused
+    assert not request.failed
+    assert 0 < len(request.results) < 4
+
+
+def one_after_the_other(specs: Iterator[RunSpec]) -> Iterator[Finished]:
+    for each in specs:
+        yield Finished(each, WALK.compute(each), 0.2)
 
 
 def test_results_are_the_same_after_twenty_kills(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from .cache import Cache
 from .console import summary_lines as recommendation_lines
 from .scoreboard import Scoreboard
 from .summary_json import summary_as_json
+from .time_limit import TimeLimit
 
 EXIT_CODES = format_exit_codes(
     {
@@ -44,7 +45,7 @@ EXIT_CODES = format_exit_codes(
         NO_DATA: "data or a CUDA device is missing; nothing was computed",
         NOTHING: "there is nothing to report yet",
         NO_PACKAGE: "a package is missing; nothing was computed",
-        INTERRUPTED: "interrupted; the same command continues from there",
+        INTERRUPTED: "interrupted, or at the limit of --seconds; the same command continues from there",
         UNREAD: "the reader of the output has closed it, as `| head` does; the same command continues from there",
         TERMINATED: "stopped by SIGTERM; the same command continues from there",
     }
@@ -80,10 +81,18 @@ def print_lines(lines: Sequence[str]) -> None:
     print("\n".join(lines), flush=True)
 
 
-def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, notify: runner.Notify) -> int:
+def run(
+    requests: Sequence[runner.Request],
+    cache: Cache,
+    jobs: int | None,
+    force: bool,
+    notify: runner.Notify,
+    limit: TimeLimit | None = None,
+) -> int:
     """Compute the missing runs and return the exit code."""
+    limit = limit or TimeLimit()
     try:
-        runner.run(requests, cache, jobs=jobs, force=force, notify=notify)
+        runner.run(requests, cache, jobs=jobs, force=force, notify=notify, limit=limit)
     except KeyboardInterrupt as error:
         # Runs may have finished since the last event, so read the results of all requests again.
         for request in requests:
@@ -91,7 +100,12 @@ def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, forc
             request.results, request.missing = stored.results, stored.missing
         print("interrupted: finished runs are cached, and the same command continues from there", file=sys.stderr)
         return interrupt_code(error)
-    return FAILED if any(request.failed for request in requests) else DONE
+    if any(request.failed for request in requests):
+        return FAILED
+    if limit.has_refused:
+        print("the time limit is reached: finished runs are cached, and the same command continues", file=sys.stderr)
+        return INTERRUPTED
+    return DONE
 
 
 def command_of(request: runner.Request, cache: Path) -> str:

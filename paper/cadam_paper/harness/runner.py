@@ -32,6 +32,7 @@ from .experiment import OWN_DATA, Experiment, Finished, Plan
 from .learning_rates import NoLearningRateError
 from .measured_runs import DamagedResultError, current_provenance, measure_run
 from .results import TUNING_SEEDS, Provenance, Result, Results, RunSpec
+from .time_limit import TimeLimit
 
 EventKind = Literal["start", "stored", "computed", "computed elsewhere", "failed", "damaged"]
 
@@ -143,7 +144,13 @@ Events: TypeAlias = Iterator[tuple[Request, Event]]
 
 
 def run(
-    requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, force: bool = False, notify: Notify
+    requests: Sequence[Request],
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    force: bool = False,
+    notify: Notify,
+    limit: TimeLimit | None = None,
 ) -> None:
     """Compute the missing runs of several experiments, and update the requests with the results.
 
@@ -153,7 +160,9 @@ def run(
         jobs: The number of worker processes; None starts them if that saves time.
         force: Whether to compute runs again that have a stored result.
         notify: Called with each event.
+        limit: No run is started that is unlikely to end within this limit; None for no limit.
     """
+    limit = limit or TimeLimit()
     _commit()
     cache.sweep()
     results: dict[str, Result] = {}
@@ -187,14 +196,17 @@ def run(
                     if name not in submitted:
                         submitted.add(name)
                         work.append(Work(request, spec))
-            if not work:
+            if not work or limit.has_refused:
                 return
             shared, separate = [w for w in work if w.is_shared], [w for w in work if not w.is_shared]
             count = jobs if jobs is not None else count_jobs(separate)
             if count > 1:
                 workers += [_start_worker(cache) for _ in range(min(count, len(separate)) - len(workers))]
-            one_by_one = _in_workers(separate, workers, force) if workers else _in_process(separate, cache, force)
-            for request, event in chain(_on_device(shared, cache, force), one_by_one):
+            if workers:
+                one_by_one = _in_workers(separate, workers, force, limit)
+            else:
+                one_by_one = _in_process(separate, cache, force, limit)
+            for request, event in chain(_on_device(shared, cache, force, limit), one_by_one):
                 if event.result is not None:
                     results[identity(event.experiment, event.spec)] = event.result
                     reported.add((event.experiment.name, event.spec))
@@ -290,27 +302,30 @@ def _load(cache: Cache, experiment: Experiment, spec: RunSpec, notify: Notify) -
         return None
 
 
-def _in_process(work: Sequence[Work], cache: Cache, force: bool) -> Events:
+def _in_process(work: Sequence[Work], cache: Cache, force: bool, limit: TimeLimit) -> Events:
     """Compute one run after the other in this process. Runs that another process is computing are awaited last."""
     waiting = deque((item, False) for item in work)
-    while waiting:
+    while waiting and limit.allows_start():
         item, was_busy = waiting.popleft()
         experiment = item.request.experiment
         yield item.request, Event("start", experiment, item.spec)
+        limit.begin(item.spec)
         try:
             yield item.request, resolve(cache, experiment, item.spec, force=force, wait=was_busy)
         except RunInProgressError:
             waiting.append((item, True))
+        finally:
+            limit.finish(item.spec)
 
 
-def _on_device(work: Sequence[Work], cache: Cache, force: bool) -> Events:
+def _on_device(work: Sequence[Work], cache: Cache, force: bool, limit: TimeLimit) -> Events:
     """Compute runs that share a device, in this process. Each is locked when it starts and stored when it ends."""
     for compute_many in dict.fromkeys(item.request.experiment.compute_many for item in work):
         if compute_many is None:
             raise ValueError("an experiment with side_by_side must have compute_many")
         sharing = [item for item in work if item.request.experiment.compute_many is compute_many]
-        queue = _DeviceQueue(deque(sharing), cache, force)
-        while queue.waiting:
+        queue = _DeviceQueue(deque(sharing), cache, force, limit)
+        while queue.waiting and not limit.has_refused:
             try:
                 for finished in compute_many(queue.start_runs()):
                     queue.store(finished)
@@ -320,7 +335,7 @@ def _on_device(work: Sequence[Work], cache: Cache, force: bool) -> Events:
             finally:
                 queue.release()
             yield from queue.take_events()
-        yield from _in_process(queue.busy, cache, force)
+        yield from _in_process(queue.busy, cache, force, limit)
 
 
 @dataclass
@@ -330,6 +345,7 @@ class _DeviceQueue:
     waiting: deque[Work]
     cache: Cache
     force: bool
+    limit: TimeLimit
     busy: list[Work] = field(default_factory=list)
     """Runs that another process is computing."""
     locked: dict[RunSpec, tuple[Work, ExitStack]] = field(default_factory=dict)
@@ -338,7 +354,7 @@ class _DeviceQueue:
 
     def start_runs(self) -> Iterator[RunSpec]:
         """Lock and yield the next waiting runs, except those that another process is computing or has computed."""
-        while self.waiting:
+        while self.waiting and self.limit.allows_start():
             item = self.waiting.popleft()
             experiment, spec, lock = item.request.experiment, item.spec, ExitStack()
             try:
@@ -352,12 +368,14 @@ class _DeviceQueue:
                 self.events.append((item.request, Event("computed elsewhere", experiment, spec, stored)))
                 continue
             self.locked[spec] = item, lock
+            self.limit.begin(spec)
             self.events.append((item.request, Event("start", experiment, spec)))
             yield spec
 
     def store(self, finished: Finished) -> None:
         """Store a finished run and release its lock."""
         item, lock = self.locked.pop(finished.spec)
+        self.limit.finish(finished.spec)
         experiment = item.request.experiment
         with lock:
             provenance = with_commit(current_provenance(finished.seconds))
@@ -408,15 +426,18 @@ def _worker_list(cache: Cache) -> Iterator[list[_Worker]]:
         cache.sweep()
 
 
-def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
+def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool, limit: TimeLimit) -> Events:
     """Compute runs in worker processes, with at most `Experiment.parallel` concurrent runs of one experiment."""
     waiting = deque((item, False) for item in work)
     while True:
         for worker in workers:
-            following = _take_next(waiting, workers) if worker.item is None else None
+            if worker.item is not None or not waiting or not limit.allows_start():
+                continue
+            following = _take_next(waiting, workers)
             if following is not None:
                 worker.item, was_busy = following
                 experiment, spec = worker.item.request.experiment, worker.item.spec
+                limit.begin(spec)
                 yield worker.item.request, Event("start", experiment, spec)
                 worker.pipe.send((experiment, spec, force, was_busy))
         active = [worker for worker in workers if worker.item is not None]
@@ -426,6 +447,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
         for worker in (worker for worker in active if worker.pipe in ready):
             item, worker.item = worker.item, None
             assert item is not None
+            limit.finish(item.spec)
             try:
                 event = worker.pipe.recv()
             except EOFError:

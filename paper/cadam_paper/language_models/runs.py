@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from ..images.runs import average_windows
 from . import corpus
 from .train import Record, Run, Task
 
-LANES = 4
-"""Number of runs that share one GPU. The smallest model leaves most of it idle; the others gain nothing."""
+LANES = {"GPT 3M": 4}
+"""Number of runs that share one GPU, by model. The smallest model leaves most of it idle; the others gain nothing."""
 POINTS = 200
 """Number of points of a stored loss curve."""
 
@@ -30,8 +31,14 @@ def compute(spec: RunSpec) -> Outcome:
 
 
 def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
-    """Compute several runs concurrently on one GPU, and yield each as soon as it is finished."""
-    return compute_specs(specs, _run, _outcome, LANES)
+    """Compute several runs concurrently on one GPU, and yield each as soon as it is finished.
+
+    The model of the first run decides how many runs proceed at once.
+    """
+    first = next(specs, None)
+    if first is None:
+        return iter(())
+    return compute_specs(chain([first], specs), _run, _outcome, LANES.get(first.model, 1))
 
 
 def _outcome(spec: RunSpec, run: Run) -> Outcome:

@@ -37,7 +37,12 @@ METRICS = {
     "held_out": "held-out text after the pass",
 }
 """Descriptions of the compared metrics, in bits per byte."""
-GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (3e-3, 1e-2, 3e-2), "full": (5e-4, 1e-3, 2e-3, 4e-3)}
+GRIDS: dict[str, tuple[float, ...]] = {
+    "tiny GPT": (3e-3, 1e-2, 3e-2),
+    "GPT 3M": (5e-4, 1e-3, 2e-3, 4e-3),
+    "GPT 10M": (1e-3, 2e-3, 4e-3),
+}
+"""Learning rates by model, before the extension. The 10M model has fewer, because one of its runs takes 45 seconds."""
 STEPS = {"tiny GPT": 120, "GPT 3M": 2000, "GPT 10M": 6600}
 """Number of steps by model. The larger models see at least ten bytes per parameter."""
 SETTINGS: dict[Scale, dict[str, Any]] = {
@@ -88,9 +93,10 @@ def _specs(plan: Plan, condition: Condition, arm: str, grid: Sequence[float]) ->
 def run_specs(plan: Plan, results: Results, condition: Condition) -> list[RunSpec]:
     """List the runs of all arms at every rate and seed; the runs of the first seed come first."""
     specs: list[RunSpec] = []
+    grid = GRIDS["tiny GPT" if plan.scale == "quick" else condition.model]
     for arm in condition.arms:
         specs += rate_pairs.extended_specs(
-            GRIDS[plan.scale],
+            grid,
             partial(_specs, plan, condition, arm),
             lambda of_arm, arm=arm: [_curve(of_arm, arm, "loss")],  # type: ignore[misc]
             results.where(optimizer=arm),
@@ -225,7 +231,9 @@ def _steps(spec: RunSpec) -> float:
     return float(spec.settings["steps"])
 
 
-LARGE: dict[str, Any] = {"model": "GPT 10M", "arms": ("AdamW", "CAdamW", "cautious AdamW", "AdamW with a random mask")}
+LARGE: dict[str, Any] = {"model": "GPT 10M", "arms": ("AdamW", "CAdamW")}
+CONTROLS: dict[str, Any] = {**LARGE, "arms": (*LARGE["arms"], "cautious AdamW", "AdamW with a random mask")}
+"""The control arms of the 10M model are separate experiments, which use the runs of the two main arms again."""
 _IN_EVERY_BATCH = "with all domains in every batch"
 _IN_TURN = "when the kind of text changes seven times"
 
@@ -243,5 +251,15 @@ COSINE = _experiment(
     "with a schedule that ends at a tenth of the rate",
     Condition(stream.MIXED, "cosine"),
 )
-MIXED_10M = _experiment("lm-mixed-10m", "domains mixed", _IN_EVERY_BATCH, Condition(stream.MIXED, **LARGE), 1800)
-SHIFT_10M = _experiment("lm-shift-10m", "one domain after the other", _IN_TURN, Condition(stream.SHIFT, **LARGE), 1800)
+MIXED_10M = _experiment("lm-mixed-10m", "domains mixed", _IN_EVERY_BATCH, Condition(stream.MIXED, **LARGE), 850)
+SHIFT_10M = _experiment("lm-shift-10m", "one domain after the other", _IN_TURN, Condition(stream.SHIFT, **LARGE), 850)
+MIXED_10M_CONTROLS = _experiment(
+    "lm-mixed-10m-controls", "domains mixed, control arms", _IN_EVERY_BATCH, Condition(stream.MIXED, **CONTROLS), 1700
+)
+SHIFT_10M_CONTROLS = _experiment(
+    "lm-shift-10m-controls",
+    "one domain after the other, control arms",
+    _IN_TURN,
+    Condition(stream.SHIFT, **CONTROLS),
+    1700,
+)
