@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "lm-shift-10m": "cadam_paper.language_models.study:SHIFT_10M",
     "lm-mixed-10m-controls": "cadam_paper.language_models.study:MIXED_10M_CONTROLS",
     "lm-shift-10m-controls": "cadam_paper.language_models.study:SHIFT_10M_CONTROLS",
+    "continual": "cadam_paper.continual.study:CONTINUAL",
     "masking": "cadam_paper.masking:MASKING",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.demo:DEMO_STREAM",

@@ -192,8 +192,8 @@ def test_a_missing_cuda_device_is_reported_once_before_any_run(cadam: Cadam, mon
     assert cadam("reproduce", "walk", "--full")[0] == 0  # all results are stored, so nothing is computed
 
 
-def test_images_clicks_and_language_models_at_full_scale_need_a_cuda_device() -> None:
-    studies = ("cadam_paper.images", "cadam_paper.ctr", "cadam_paper.language_models")
+def test_images_clicks_language_models_and_continual_learning_at_full_scale_need_a_cuda_device() -> None:
+    studies = ("cadam_paper.images", "cadam_paper.ctr", "cadam_paper.language_models", "cadam_paper.continual")
     full = {name for name, location in catalog.EXPERIMENTS.items() if location.startswith(studies)}
     assert {name for name in catalog.EXPERIMENTS if catalog.find(name).cuda} == full
     assert all(catalog.find(name).cuda == ("full",) for name in full)

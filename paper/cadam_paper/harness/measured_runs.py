@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +51,11 @@ def current_provenance(seconds: float) -> Provenance:
     memory = torch.cuda.max_memory_reserved() if is_on_cuda else _peak_memory()
     device = torch.cuda.get_device_name() if is_on_cuda else f"CPU, {processor_name()}"
     versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    if jax := sys.modules.get("jax"):
+        versions["jax"] = jax.__version__
+        if not is_on_cuda and jax.default_backend() == "gpu":
+            accelerator = jax.local_devices()[0]
+            memory, device = accelerator.memory_stats()["peak_bytes_in_use"], accelerator.device_kind
     return Provenance(seconds, memory, device, {"python": platform.python_version(), **versions})
 
 
