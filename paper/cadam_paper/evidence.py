@@ -19,7 +19,7 @@ import numpy as np
 
 from cadam.ab.report import figures, palette
 from cadam.statistics.comparison import Comparison, Kind, compare
-from cadam.statistics.intervals import Interval, t_quantile
+from cadam.statistics.intervals import Interval
 
 from . import judged_streams, mechanism
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
@@ -43,6 +43,7 @@ from .published import (
     format_interval,
     format_rate,
     is_complete,
+    is_significant_among,
     load,
     load_full_scale,
     table_header,
@@ -269,7 +270,9 @@ def other_optimizers() -> list[str]:
     pairs = [pair for pair in all_image_pairs().values() if pair.baseline.arm != "Adam"]
     own, same = [pair.at_own_rates for pair in pairs], [pair.at(pair.baseline.best()) for pair in pairs]
     gains = [mean for mean in _means(own) if mean > 0]
-    significant = sum(_is_ahead(comparison) and is_significant_among(comparison, len(own)) for comparison in own)
+    significant = sum(
+        _is_ahead(comparison) and is_significant_among(comparison.difference, len(own)) for comparison in own
+    )
     higher = sum(pair.treatment.best() > pair.baseline.best() for pair in pairs)
     return [
         f"With confidence, the mean accuracy of SGDM and AmsGrad on VGG-16 is higher in {len(gains)} of {len(own)} "
@@ -397,25 +400,15 @@ def _gains_without_drift(stationary: Sequence[Finding]) -> str:
     ahead = [finding for finding in stationary if finding.is_ahead]
     if not ahead:
         return ", and none on clicks without drift"
-    significant = any(is_significant_among(finding, len(stationary)) for finding in ahead)
+    significant = any(is_significant_among(finding.difference, len(stationary)) for finding in ahead)
     caveat = "" if significant else ", which may be due to chance as well"
     count = f"{len(ahead)} of {len(stationary)} studies"
     return f". On clicks without drift it gains {_range(_means(ahead), 2)} points of AUC in {count}{caveat}"
 
 
-def is_significant_among(comparison: Comparison | Finding, count: int) -> bool:
-    """Whether a difference is significant as one of `count` comparisons, by the Bonferroni correction.
-
-    The difference is significant if its interval at the level 1 - 0.05 / count excludes 0.
-    """
-    d = comparison.difference
-    ratio = t_quantile(1 - 0.05 / count, d.count - 1) / t_quantile(0.95, d.count - 1)
-    return abs(d.mean) > ratio * d.half_width
-
-
 def _is_significant_on_images(comparison: Comparison) -> bool:
     """Whether a difference is significant among all comparisons of Adam and CAdam on images."""
-    return is_significant_among(comparison, len(adam_pairs()))
+    return is_significant_among(comparison.difference, len(adam_pairs()))
 
 
 def _smallest_gain(pair: Pair) -> float:
@@ -573,7 +566,7 @@ def _stationary_click_row() -> str:
     for finding in stationary:
         noise = finding.condition.removeprefix("no drift").replace(",", " with")
         texts.append(f"{finding.study.partition(',')[0]}{noise} {format_interval(finding.difference)}")
-    significant = any(is_significant_among(finding, len(stationary)) for finding in stationary)
+    significant = any(is_significant_among(finding.difference, len(stationary)) for finding in stationary)
     uncertain = {f.study.partition(",")[0]: None for f in stationary if f.is_ahead and not significant}
     caveat = f"each at its own best rate{_chance_caveat(uncertain, len(stationary))}"
     advice = "yes" if significant else "no need to"

@@ -182,6 +182,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "clicks": click_table,
     "language-models-answer": language_models.answer,
     "language-models": language_models.result_table,
+    "language-models-speedup": language_models.speedup_table,
     "streams-answer": stream_tables.answer,
     "streams-verdicts": judged_streams.verdict_table,
     "streams-ab": stream_tables.comparison_table,

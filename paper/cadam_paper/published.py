@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from cadam.statistics.intervals import Interval
+from cadam.statistics.intervals import Interval, t_quantile
 
 from . import catalog
 from .harness import runner
@@ -86,6 +86,15 @@ def difference_of(row: Row, scale: float = 1.0) -> Interval:
     """Return the difference of a row and its interval, multiplied by `scale`."""
     mean, low, high = (scale * row.values[name] for name in ("difference", "low", "high"))
     return Interval(mean, low, high, row.seeds)
+
+
+def is_significant_among(difference: Interval, count: int) -> bool:
+    """Whether a difference is significant as one of `count` comparisons, by the Bonferroni correction.
+
+    The difference is significant if its interval at the level 1 - 0.05 / count excludes 0.
+    """
+    ratio = t_quantile(1 - 0.05 / count, difference.count - 1) / t_quantile(0.95, difference.count - 1)
+    return abs(difference.mean) > ratio * difference.half_width
 
 
 def format_interval(interval: Interval) -> str:

@@ -80,9 +80,9 @@ def test_a_difference_may_lose_its_significance_among_several_comparisons() -> N
 
     barely, clearly = found(0.1, 0.5, 1.0, 1.5, 1.9), found(0.8, 0.9, 1.0, 1.1, 1.2)
     assert barely.kind == clearly.kind == "better"
-    assert evidence.is_significant_among(barely, 1)
-    assert not evidence.is_significant_among(barely, 4)
-    assert evidence.is_significant_among(clearly, 4)
+    assert published.is_significant_among(barely.difference, 1)
+    assert not published.is_significant_among(barely.difference, 4)
+    assert published.is_significant_among(clearly.difference, 4)
 
 
 def test_switching_is_advised_on_images_only_if_a_gain_is_significant_among_all_comparisons() -> None:
@@ -91,7 +91,7 @@ def test_switching_is_advised_on_images_only_if_a_gain_is_significant_among_all_
     for label in evidence.image_pairs():
         (found,) = [specs for specs in rows if specs[3].startswith(f"{label}, each at its own best rate")]
         own = [pair.at_own_rates for (_, of), pair in every.items() if of == label]
-        clear = [each.kind == "better" and evidence.is_significant_among(each, len(every)) for each in own]
+        clear = [each.kind == "better" and published.is_significant_among(each.difference, len(every)) for each in own]
         assert (found[1] == "yes") == any(clear), label
         assert (found[1] == "no need to") == (not any(clear)), label
         unsure = [each.kind == "better" and not sure for each, sure in zip(own, clear, strict=True)]

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cadam.statistics.comparison import Comparison
 
 from ..harness.panels import panels
 from ..harness.rates import RateCurve, compare_at_best_rates, draw
-from ..published import format_interval, format_rate, load, table_header, table_row
+from ..published import format_interval, format_rate, is_significant_among, load, table_header, table_row
 from .optimizers import ARMS
-from .study import BASELINE, COLORS, METRICS
+from .study import BASELINE, COLORS, METRICS, speedups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CONDITIONS = {"lm-shift": "one domain after the other", "lm-mixed": "all domains in every batch"}
+CONDITIONS = {
+    "lm-shift": "one domain after the other",
+    "lm-mixed": "domains mixed",
+    "lm-cosine": "domains mixed, cosine schedule",
+    "lm-noise": "domains mixed, 20% of targets random",
+}
 """The published experiments, and what they say about the text."""
+SPEEDUP_CONDITIONS = ("lm-mixed", "lm-cosine")
+"""The experiments whose loss falls steadily, so that steps to the same loss can be compared."""
 
 
 def curves(name: str, metric: str) -> dict[str, RateCurve]:
@@ -49,26 +56,53 @@ def result_table() -> list[str]:
 
 
 def answer() -> list[str]:
-    """Return the answer of the page in a few sentences, from the conclusions of the comparisons."""
-    shift, mixed = (comparisons(name, "loss")["CAdamW"] for name in CONDITIONS)
-    words: Mapping[str, str] = {
-        "better": "CAdamW is clearly ahead of AdamW",
-        "worse": "CAdamW is clearly behind AdamW",
-        "inconclusive": "the difference between CAdamW and AdamW is not clear with three seeds",
-    }
-    return [
-        f"With one domain after the other, {words[shift.kind]} "
-        f"({format_interval(shift.difference)} bits per byte over the pass). With all domains in every batch, "
-        f"{words[mixed.kind]} ({format_interval(mixed.difference)}). Lower is better; each optimizer is at its own "
-        f"best learning rate. The table has {2 * len(METRICS) * (len(ARMS) - 1)} comparisons, so one of them would be "
-        "bold by chance alone."
+    """Return the answer of the page in a few sentences, from the conclusions of the comparisons.
+
+    The main comparisons are those of CAdamW with AdamW by the loss over the pass, one per condition. They are corrected
+    for their number; the other comparisons of the table explain them and are not.
+    """
+    main = {condition: comparisons(name, "loss")["CAdamW"] for name, condition in CONDITIONS.items()}
+    sentences = [
+        f"CAdamW minus AdamW, in bits per byte over the pass, each at its own best learning rate: {_list(main)}."
     ]
+    ahead = [condition for condition, comparison in main.items() if comparison.kind == "better"]
+    behind = [condition for condition, comparison in main.items() if comparison.kind == "worse"]
+    significant = [c for c in (*ahead, *behind) if is_significant_among(main[c].difference, len(main))]
+    sentences.append(
+        f"Lower is better. The 95% interval excludes 0 in favor of CAdamW in {len(ahead)} of {len(main)} conditions "
+        f"and in favor of AdamW in {len(behind)}; corrected for {len(main)} comparisons, {_count(significant)}."
+    )
+    return [" ".join(sentences)]
+
+
+def _list(main: Mapping[str, Comparison]) -> str:
+    return "; ".join(f"{condition}: {format_interval(comparison.difference)}" for condition, comparison in main.items())
+
+
+def _count(significant: Sequence[str]) -> str:
+    if not significant:
+        return "none of them is significant"
+    return f"{len(significant)} {'is' if len(significant) == 1 else 'are'} significant ({'; '.join(significant)})"
+
+
+def speedup_table() -> list[str]:
+    """Return the table of speedups by seed: the steps of AdamW divided by the steps of an arm to the same loss."""
+    arms = [arm for arm in ARMS if arm != BASELINE]
+    lines = table_header("text", *arms)
+    for name in SPEEDUP_CONDITIONS:
+        results = load(name).results
+        lines.append(table_row(CONDITIONS[name], *(_format_speedups(speedups(results, arm)) for arm in arms)))
+    return lines
+
+
+def _format_speedups(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{ratio:.2f}" if ratio else "not reached" for ratio in sorted(ratios))
 
 
 def rate_figure() -> Figure:
-    """Draw the mean loss over the pass by learning rate, for all arms under both conditions."""
-    figure, axes = panels(1, len(CONDITIONS), 10, 4.2)
-    for panel, (name, condition) in zip(axes[0], CONDITIONS.items(), strict=True):
+    """Draw the mean loss over the pass by learning rate, for all arms under each condition."""
+    figure, axes = panels(2, 2, 10, 8.4)
+    for panel, (name, condition) in zip(axes.flat, CONDITIONS.items(), strict=True):
         of_arms = curves(name, "loss")
         draw(panel, {COLORS[arm]: curve for arm, curve in of_arms.items()})
         rates = sorted({rate for curve in of_arms.values() for rate in curve.rates})
