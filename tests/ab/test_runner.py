@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -97,6 +98,47 @@ def test_an_interrupted_run_continues_with_the_same_bits(folder: Path, keeps_in_
     assert count == EVENTS
     np.testing.assert_array_equal(first, second)
     assert (folder / "parts" / "checkpoint.pt").exists() != keeps_in_memory
+
+
+def test_two_comparisons_at_the_same_time_share_their_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study(folder)
+    stream, cache = encode(folder, study)
+    end, settings = stream.batches + 1, json.dumps(study.run_settings)
+    whole = Advance(Run("CAdam", 0.03, 0), folder / "whole", cache.stream_folder, settings, end, keeps_in_memory=True)
+    assert not advance_run(whole).failure
+    shared, append = replace(whole, folder=folder / "shared"), RunFiles.append
+
+    def append_locked(files: RunFiles, scores: np.ndarray, batches: int) -> None:
+        with pytest.raises(filelock.Timeout):
+            filelock.FileLock(files.lock().lock_file).acquire(timeout=0)
+        append(files, scores, batches)
+
+    monkeypatch.setattr(RunFiles, "append", append_locked)
+    processes: list[dict[Path, runner._ActiveRun]] = [{}, {}]
+    for process, batch in ((0, 7), (1, 7), (1, 20), (0, 20), (0, 31), (1, 40), (0, end), (1, end)):
+        monkeypatch.setattr(runner, "_active", processes[process])
+        assert not advance_run(replace(shared, batch=batch)).failure
+    assert RunFiles(shared.folder).progress() == RunFiles(whole.folder).progress() == (end, EVENTS)
+    assert RunFiles(shared.folder).scores_path.read_bytes() == RunFiles(whole.folder).scores_path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["progress is lost", "too many scores"])
+def test_a_run_with_damaged_files_is_repeated(folder: Path, damage: str) -> None:
+    study = make_study(folder)
+    stream, cache = encode(folder, study)
+    settings = json.dumps(study.run_settings)
+    run = Advance(Run("CAdam", 0.03, 0), folder / "run", cache.stream_folder, settings, 7, keeps_in_memory=False)
+    files = RunFiles(run.folder)
+    assert not advance_run(run).failure
+    if damage == "progress is lost":
+        files.progress_path.write_text("")
+    else:
+        files.append(np.zeros(350), 7)
+    end = stream.batches + 1
+    assert not advance_run(replace(run, batch=end)).failure
+    assert files.progress() == (end, EVENTS)
+    assert not advance_run(replace(run, folder=folder / "whole", batch=end)).failure
+    assert files.scores_path.read_bytes() == RunFiles(folder / "whole").scores_path.read_bytes()
 
 
 def test_a_diverged_run_predicts_nothing_from_then_on(folder: Path) -> None:

@@ -3,6 +3,8 @@
 Each run has a folder in the cache with the score of every judged event so far. Runs stay in the memory of the process
 that they belong to, from segment to segment. An interrupted comparison continues from the recorded scores: a run that
 has to go further is repeated from its last checkpoint, or from the beginning, and gives the same scores to the bit.
+Comparisons that run at the same time may share runs: each run has a lock, and the second comparison reads the scores of
+the first.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from ..atomic_write import replace_file
 from ..online.data.events import Array
@@ -72,6 +75,11 @@ class RunFiles:
         except (OSError, ValueError, KeyError, TypeError):
             return 0, 0
         return (batches, scores) if is_complete else (0, 0)
+
+    def lock(self) -> FileLock:
+        """Return the lock of the run, which is beside its folder, so that it outlives the folder."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
 
     def append(self, scores: Array, batches: int) -> None:
         """Record further scores, and the number of batches after them."""
@@ -167,14 +175,15 @@ class _ActiveRun:
         self.learner = Learner(model, optimizer, loss, labels=labels, per_event=is_per_event, metrics=[self.recorder])
         self.random_state = get_random_state()
 
-    def load(self, path: Path) -> None:
-        """Continue from a checkpoint, if there is one that can be read."""
+    def load(self, path: Path, recorded: int) -> None:
+        """Continue from a checkpoint, if there is one, and if scores are recorded up to its batch."""
         try:
             saved = torch.load(path, weights_only=False)
-            self.learner.load_state_dict(saved["learner"])
-            self.batch, self.random_state = saved["batch"], saved["learner"]["random"]
         except FileNotFoundError:
             return
+        if saved["batch"] <= recorded:
+            self.learner.load_state_dict(saved["learner"])
+            self.batch, self.random_state = saved["batch"], saved["learner"]["random"]
 
     def save(self, path: Path) -> None:
         """Save a checkpoint."""
@@ -243,9 +252,17 @@ _active: dict[Path, _ActiveRun] = {}
 
 
 def advance_run(task: Advance) -> Advanced:
-    """Advance one run in this process, and record its scores."""
+    """Advance one run in this process, and record its scores, unless another process has recorded them."""
     files = RunFiles(task.folder)
-    recorded, _ = files.progress()
+    with files.lock():
+        return _advance_locked(task, files)
+
+
+def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
+    recorded, count = files.progress()
+    if recorded and count != _open_stream(task.stream_folder).judged.ends[recorded - 1]:
+        files.progress_path.unlink()  # not the scores of this stream
+        recorded = 0
     if recorded >= task.batch:
         return Advanced(task.run, task.batch)
     start = time.process_time()
@@ -255,8 +272,8 @@ def advance_run(task: Advance) -> Advanced:
         run = _active.get(task.folder)
         if run is None or run.batch > recorded:
             run = _ActiveRun(task)
-            run.load(files.checkpoint_path)
-            run.advance(recorded)
+            run.load(files.checkpoint_path, recorded)
+        run.advance(recorded)  # another process may have recorded these scores
         files.append(run.advance(task.batch), task.batch)
         if task.keeps_in_memory:
             _active[task.folder] = run

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ..ab.analysis import MIN_WARM_UP
 from ..ab.comparison import RunFailedError, compare
 from ..ab.report import palette
@@ -346,18 +348,20 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
         ValueError: If labels are not 0 or 1, or there are too few of them.
     """
     study, folder = comparison.study, cache.stream_folder
-    # Data that are not in files may have changed since they were encoded.
-    if EncodedStream.is_complete(folder) and _data_files(study.data):
-        stream = EncodedStream(folder)
-    else:
-        reader = StreamReader(comparison, options)
-        try:
-            label_options = LabelOptions(**study.settings.get("late labels", {}))
-            stream = encode_stream(reader.batches(), folder, study.is_per_event, label_options)
-        except BaseException:
-            _remove_stream(folder, options.cache)
-            raise
-        reader.report_rejected()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(_lock_path(folder)):  # another comparison may encode the same stream at the same time
+        # Data that are not in files may have changed since they were encoded.
+        if EncodedStream.is_complete(folder) and _data_files(study.data):
+            stream = EncodedStream(folder)
+        else:
+            reader = StreamReader(comparison, options)
+            try:
+                label_options = LabelOptions(**study.settings.get("late labels", {}))
+                stream = encode_stream(reader.batches(), folder, study.is_per_event, label_options)
+            except BaseException:
+                _remove_stream(folder, options.cache)
+                raise
+            reader.report_rejected()
     judged = stream.judged
     if len(judged.labels) < 2 * MIN_WARM_UP or not 0 < judged.labels.mean() < 1:
         kinds = (
@@ -373,10 +377,16 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
     return stream
 
 
+def _lock_path(folder: Path) -> Path:
+    """Return the path of the lock of an encoded stream."""
+    return folder.with_name(f"{folder.name}.lock")
+
+
 def _remove_stream(folder: Path, cache: Path) -> None:
     """Remove an encoded stream, and the folders of the cache if they are empty then."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
+        _lock_path(folder).unlink(missing_ok=True)
         folder.parent.rmdir()
         cache.rmdir()
 
