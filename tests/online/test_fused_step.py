@@ -18,7 +18,7 @@ from cadam.online.fused_step import MODELS, FusedStep, create_training_step
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.models.networks import DeepFM
 from cadam.online.training_step import TrainingStep
-from tests.online.models.test_compiled_inputs import build, features
+from tests.online.models.test_compiled_inputs import SCHEMA, build, features
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 NAMES = [name for name, kind in models.MODELS.items() if kind in MODELS]
@@ -142,7 +142,17 @@ def add_group(step: FusedStep) -> None:
     step.optimizer.add_param_group({"params": [("other", nn.Parameter(torch.zeros(1)))]})
 
 
-@pytest.mark.parametrize("change", [freeze, add_module_hook, add_parameter_hook, replace_layer, add_group])
+def limit_norm(step: FusedStep) -> None:
+    step.model.get_submodule("inputs.table").max_norm = 0.1  # type: ignore[assignment]
+
+
+def replace_score(step: FusedStep) -> None:
+    step.model.score = lambda embedded, terms: 2 * terms  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "change", [freeze, add_module_hook, add_parameter_hook, replace_layer, add_group, limit_norm, replace_score]
+)
 def test_changes_between_batches_are_noticed(change: Callable[[FusedStep], None]) -> None:
     fused, generic = both_steps("deepfm")
     for step in (fused, generic):
@@ -153,6 +163,25 @@ def test_changes_between_batches_are_noticed(change: Callable[[FusedStep], None]
         step.learn(columns(32, 1))
     assert fused.find_unsupported() is not None
     assert not is_fused(fused)
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("shared", ["layer", "weight", "bias"])
+def test_gradients_of_a_shared_parameter_are_added(shared: str) -> None:
+    steps = []
+    for kind in (create_training_step, TrainingStep):
+        torch.manual_seed(0)
+        model = models.build("deepfm", SCHEMA, hidden=(8, 8, 8))
+        assert isinstance(model, DeepFM)
+        if shared == "layer":
+            model.deep[4] = model.deep[2]
+        else:
+            setattr(model.deep[4], shared, getattr(model.deep[2], shared))
+        steps.append(kind(model, torch.optim.SGD(model.parameters(), lr=1.0), LOG_LOSS))
+        for seed in range(3):
+            assert steps[-1].learn(columns(32, seed)) is not None
+    fused, generic = steps
     for key, value in generic.model.state_dict().items():
         torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-5, atol=1e-6, msg=key)
 

@@ -35,7 +35,14 @@ MAX_SIZES = 8
 """The number of batch sizes for which tensors are kept."""
 MIN_WORK_FOR_ONEDNN = 1_000_000
 """The number of multiplications from which on oneDNN computes a matrix product. It compiles code for each shape."""
-_FORWARD = {kind: kind.forward for kind in (*MODELS, Inputs)}
+_METHODS = {
+    (kind, name): getattr(kind, name)
+    for kind in (*MODELS, Inputs)
+    for name in ("forward", "score")
+    if hasattr(kind, name)
+}
+"""The methods of the ready-made models that a fused step replaces."""
+_EMBEDDING_OPTIONS = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": True}
 
 
 @cache
@@ -150,6 +157,8 @@ class _Layout:
         self.modules = list(model.modules())
         self.types = list(map(type, self.modules))
         self.params = list(model.parameters())
+        self.has_shared_params = len(list(model.named_parameters(remove_duplicate=False))) > len(self.params)
+        self.tables = [vars(module) for module in self.modules if isinstance(module, nn.Embedding)]
         owners = [entries for x in self.modules for entries in (x._modules, x._parameters, x._buffers)]
         self.owners = ContainerSnapshot(owners)
         self.hooks = [vars(module)[kind] for module in self.modules for kind in HOOKS]
@@ -166,7 +175,8 @@ class _Layout:
             and not self.memory.update()
             and all(param.requires_grad for param in self.params)
             and [len(group["params"]) for group in optimizer.param_groups] == self.groups
-            and all(kind.forward is forward for kind, forward in _FORWARD.items())
+            and all(table[name] == value for table in self.tables for name, value in _EMBEDDING_OPTIONS.items())
+            and not _are_methods_replaced()
         )
 
     def _has_hooks(self) -> bool:
@@ -179,8 +189,8 @@ class _Layout:
         )
 
     def _has_other_forward(self) -> bool:
-        """Whether a module has its own function `forward` instead of that of its class."""
-        return any("forward" in module.__dict__ for module in self.modules)
+        """Whether a module has its own function `forward` or `score` instead of that of its class."""
+        return any("forward" in module.__dict__ or "score" in module.__dict__ for module in self.modules)
 
     def find_unsupported(self, model: Linear) -> str | None:
         """Return what is not supported about a model, or None."""
@@ -188,8 +198,10 @@ class _Layout:
             return reason
         if self._has_hooks() or self._has_other_forward():
             return "the model or a parameter has hooks or another forward, or autocast is on"
-        if any(kind.forward is not forward for kind, forward in _FORWARD.items()):
-            return "the forward of a ready-made model has been replaced"
+        if _are_methods_replaced():
+            return "a method of a ready-made model has been replaced"
+        if self.has_shared_params:
+            return "a parameter belongs to several layers, so its gradients have to be added"
         if not all(param.requires_grad and param.is_contiguous() for param in self.params):
             return "a parameter is frozen or not contiguous"
         if len({param.dtype for param in self.params}) != 1:
@@ -201,6 +213,10 @@ class _Layout:
         if any(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
             return "a hidden layer has no bias"
         return None
+
+
+def _are_methods_replaced() -> bool:
+    return any(getattr(kind, name) is not method for (kind, name), method in _METHODS.items())
 
 
 class FusedPass:
