@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import operator
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.online import Learner, models
-from cadam.online.graph_step import EAGER_STEPS, MAX_CAPTURES, GraphStep
+from cadam.online.graph_step import EAGER_STEPS, MAX_CAPTURES, GraphStep, StepSnapshot
 from cadam.online.models.mode import has_only_known_code
 from cadam.online.models.model_file import LOG_LOSS
 from tests.online.test_training_step import SCHEMA, make_events, plain
@@ -98,6 +99,51 @@ def test_only_optimizers_that_can_be_captured_become_capturable(options: dict[st
     step = GraphStep(model, optimizer, LOG_LOSS)
     assert (step.unsupported is None) if reason is None else (reason in str(step.unsupported))
     assert optimizer.param_groups[0]["capturable"] == (reason is None)
+
+
+class Scaled(Plain):
+    """A model with plain attributes, which a graph would contain as constants."""
+
+    offset = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.factors: list[Any] = [1.0, {"more": [torch.ones(1)]}]
+
+    def forward(self, item: Tensor, price: Tensor, **_: Tensor) -> Tensor:
+        return super().forward(item, price) * self.scale * self.factors[0] + self.offset
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "freeze": lambda model, _: model.out.bias.requires_grad_(False),
+    "attribute": lambda model, _: setattr(model, "scale", 2.0),
+    "attribute of the class": lambda model, _: setattr(model, "offset", 1.0),
+    "entry of a list": lambda model, _: operator.setitem(model.factors, 0, 2.0),
+    "nested entry": lambda model, _: operator.setitem(model.factors[1]["more"], 0, torch.ones(1)),
+    "option of a layer": lambda model, _: setattr(model.items, "max_norm", 1.0),
+    "rate on the host": lambda _, optimizer: optimizer.param_groups[0]["lr"].fill_(0.5),
+    "option": lambda _, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.9)),
+    "module": lambda model, _: setattr(model, "out", nn.Linear(9, 1)),
+    "memory": lambda model, _: setattr(model.out.weight, "data", model.out.weight.data.clone()),
+    "state": lambda _, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_a_graph_contains_is_noticed(change: str) -> None:
+    model = Scaled()
+    optimizer = cadam.CAdam(model.named_parameters(), lr=torch.tensor(0.01))
+    model(**{"item": torch.arange(4), "price": torch.ones(4)}).sum().backward()
+    optimizer.step()
+    assert has_only_known_code(model, LOG_LOSS)
+    snapshot = StepSnapshot(model, optimizer)
+    model.eval()
+    optimizer.step()
+    model(**{"item": torch.arange(4), "price": torch.ones(4)}).sum().backward()
+    assert snapshot.is_unchanged()
+    CHANGES[change](model, optimizer)
+    assert not snapshot.is_unchanged()
 
 
 # With a CUDA device --------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..engines.resolved_group import read_number
 from ..optim.optimizer import Optimizer
 from .data.events import FEATURE_PREFIX, Array, Columns, select_features
 from .models.compiled_inputs import HOOKS
 from .models.id_features import IdFeatures
-from .models.mode import has_only_known_code
+from .models.mode import has_only_known_code, is_own
 from .training_step import Loss, TrainingStep, set_mode
 
 logger = logging.getLogger("cadam.online")
@@ -37,6 +38,9 @@ MAX_GRAPHS = 8
 """The number of batch sizes whose graphs are kept."""
 MAX_CAPTURES = 64
 """After this many captures batches are processed without graphs: capturing takes longer than it saves."""
+
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
+"""The attributes of every module, which are compared otherwise or do not change a graph."""
 
 Key = tuple[int, int]
 """The number of events of a batch and of its columns."""
@@ -173,23 +177,11 @@ class CapturedStep:
             weight = {"weight": columns["weight"]} if "weight" in columns else {}
             step.loss(outputs, columns["label"], **weight).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-        self._entries = _entries(self.model, self.optimizer)
-        self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._option_keys = [(g, name) for g in self.optimizer.param_groups for name in g if name != "params"]
-        self._options = self._read_options()
+        self._snapshot = StepSnapshot(self.model, self.optimizer)
 
     def is_valid(self) -> bool:
-        """Whether the graphs still use the tensors and the options of model and optimizer."""
-        return (
-            all(entries.get(name) is value for entries, name, value in self._entries)
-            and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
-            and self._read_options() == self._options
-        )
-
-    def _read_options(self) -> list[Any]:
-        options = [group[name] for group, name in self._option_keys]
-        return [value.data_ptr() if isinstance(value, Tensor) else value for value in options]
+        """Whether the graphs still use the tensors, attributes and options of model and optimizer."""
+        return self._snapshot.is_unchanged()
 
     def copy_batch(self, columns: Columns) -> bool:
         """Copy a batch to pinned memory. Returns False if the type or the shape of a column is another one."""
@@ -251,18 +243,73 @@ def _capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any =
             gc.enable()
 
 
-def _entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[dict[Any, Any], Any, Any]]:
-    """Return the dicts that contain the modules, parameters and buffers of a model and the state of its optimizer.
+class StepSnapshot:
+    """Everything about a model and an optimizer that a graph of their training step has captured.
 
-    Each entry is a dict, a key and the value that it has now.
+    Args:
+        model: the model.
+        optimizer: its optimizer.
     """
-    owners: list[dict[Any, Any]] = [
-        entries for module in model.modules() for entries in (module._modules, module._parameters, module._buffers)
-    ]
-    owners += [vars(optimizer)["state"], *optimizer.state.values()]
-    return [(entries, name, value) for entries in owners for name, value in entries.items()] + [
-        (vars(optimizer), name, vars(optimizer)[name]) for name in ("state", "param_groups")
-    ]
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        modules = list(model.modules())
+        owners: list[dict[Any, Any]] = [
+            entries for module in modules for entries in (module._modules, module._parameters, module._buffers)
+        ]
+        owners += [vars(optimizer)["state"], *optimizer.state.values()]
+        self._entries = [(entries, name, value) for entries in owners for name, value in entries.items()]
+        """Dicts of modules, parameters, buffers, attributes and states, each with a key and the value that it had."""
+        self._entries += [(vars(optimizer), name, vars(optimizer)[name]) for name in ("state", "param_groups")]
+        self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._params = list(model.parameters())
+        attributes = [
+            (vars(module), name) for module in modules for name in vars(module) if name not in _OF_ALL_MODULES
+        ]
+        self._entries += [(entries, name, entries[name]) for entries, name in attributes]
+        self._sizes = [(vars(module), len(vars(module))) for module in modules]
+        # The containers of this package do not change, and comparing them would take time.
+        changeable = [vars(module) for module in modules if not is_own(type(module))]
+        self._containers = [
+            value
+            for entries, name in attributes
+            if any(entries is each for each in changeable)
+            if isinstance(value := entries[name], (list, set, dict))
+        ]
+        self._option_keys = [(group, name) for group in optimizer.param_groups for name in group if name != "params"]
+        self._values = self._read_values()
+
+    def is_unchanged(self) -> bool:
+        """Whether a new graph would be equal to one that was captured when the snapshot was taken."""
+        return (
+            all(entries.get(name) is value for entries, name, value in self._entries)
+            and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
+            and all(len(entries) == size for entries, size in self._sizes)
+            and self._read_values() == self._values
+        )
+
+    def _read_values(self) -> list[Any]:
+        """Return the values that may change in place: options, frozen parameters, and lists of the user's models."""
+        # The host reads an option that is a tensor on the CPU, so a graph has its value and not its address.
+        options = (read_number(group[name]) for group, name in self._option_keys)
+        return [
+            *(value.data_ptr() if isinstance(value, Tensor) else value for value in options),
+            *(param.requires_grad for param in self._params),
+            *(leaf for container in self._containers for leaf in _leaves(container)),
+        ]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the keys and values in nested containers. A tensor is represented by its identity and its memory."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        yield len(value)
+        for entry in value:
+            yield from _leaves(entry)
+    else:
+        yield (id(value), value.data_ptr()) if isinstance(value, Tensor) else value
 
 
 def _find_unsupported(step: GraphStep) -> str | None:

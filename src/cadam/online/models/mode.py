@@ -106,14 +106,14 @@ def has_only_known_code(model: nn.Module, loss: Callable[..., Tensor]) -> bool:
     """
     analysis = _Analysis(model)
     return (
-        all(_is_own(type(module)) for module in declared_modules(model))
+        all(is_own(type(module)) for module in declared_modules(model))
         and analysis.is_same()
-        and (_is_own(loss) or analysis.is_known_loss(loss))
+        and (is_own(loss) or analysis.is_known_loss(loss))
         and not analysis.may_change_containers
     )
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether a class or a function belongs to this package."""
     return str(getattr(value, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
