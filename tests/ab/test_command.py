@@ -16,7 +16,7 @@ import pytest
 from cadam.ab import runner
 from cadam.ab.study import Study
 from cadam.ab.wording import ACTIONS
-from cadam.cli.ab import learning_command
+from cadam.cli.ab import digest_data, learning_command
 from cadam.cli.ab_arguments import add_arguments
 from cadam.cli.main import main
 from tests.ab.helpers import MODEL, USERS, ab_command, make_result
@@ -136,6 +136,16 @@ def test_a_report_must_be_an_html_file(folder: Path, capsys: pytest.CaptureFixtu
     assert main(ab_command(folder, "--output", str(folder / name))) == 2
     assert "its name must end in .html" in capsys.readouterr().err
     assert not (folder / name).exists()
+
+
+def test_a_renamed_partition_is_other_data(tmp_path: Path) -> None:
+    for name, text in (("country=DE/a.parquet", "1"), ("country=FR/a.parquet", "2")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    before = digest_data(f"parquet:{tmp_path}")
+    assert digest_data(f"parquet:{tmp_path}") == before
+    (tmp_path / "country=DE").rename(tmp_path / "country=AT")
+    assert digest_data(f"parquet:{tmp_path}") != before, "the folder is a column, and the content is the same"
 
 
 def test_a_given_schema_beside_the_report_is_not_changed(folder: Path) -> None:

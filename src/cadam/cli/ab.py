@@ -270,8 +270,8 @@ def prepare(options: argparse.Namespace) -> Comparison:
             "events": options.events,
             **simulated,
             **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
-            "data": _digest(_data_files(uri)),
-            **({} if options.labels is None else {"labels": _digest(_data_files(resolve_uri(options.labels)))}),
+            "data": digest_data(uri),
+            **({} if options.labels is None else {"labels": digest_data(resolve_uri(options.labels))}),
             **({"late labels": late_labels} if late_labels else {}),
             # Other devices add numbers in another order, so scores on the CPU are not those on CUDA.
             **({} if config.device is None or config.device.type == "cpu" else {"device": str(config.device)}),
@@ -529,9 +529,15 @@ def _data_files(uri: str) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
 
 
-def _digest(paths: Sequence[Path]) -> str:
-    """Return a hash of the content of files, so that changed files lead to new results."""
-    digest = hashlib.sha256()
+def digest_data(uri: str) -> str:
+    """Return a hash of the files of a stream, in a folder also of their paths, because ``dt=2024-01-01`` is a column."""
+    files, folder = _data_files(uri), Path(uri.partition(":")[2])
+    return _digest(files, [str(file.relative_to(folder)) for file in files] if folder.is_dir() else ())
+
+
+def _digest(paths: Sequence[Path], names: Sequence[str] = ()) -> str:
+    """Return a hash of names and of the content of files, so that changed files lead to new results."""
+    digest = hashlib.sha256(json.dumps(names).encode() if names else b"")
     for path in paths:
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
