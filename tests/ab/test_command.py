@@ -138,6 +138,22 @@ def test_a_report_must_be_an_html_file(folder: Path, capsys: pytest.CaptureFixtu
     assert not (folder / name).exists()
 
 
+def test_scores_of_a_stream_that_is_not_in_files_belong_to_its_content(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cadam.cli.ab._data_files", lambda _: [])  # as of a stream in Redis
+    arguments = ab_command(folder, "--lr", "0.03", "--seeds", "1", "--json")
+
+    def arms(*more: str) -> Any:
+        assert main([*arguments, *more]) == 0
+        return json.loads(capsys.readouterr().out)["arms"]
+
+    assert arms() == arms()
+    events = pq.read_table(folder / "clicks.parquet")
+    pq.write_table(events.slice(500), folder / "clicks.parquet")  # the oldest events were removed
+    assert arms() == arms("--cache", str(folder / "empty"))
+
+
 def test_a_renamed_partition_is_other_data(tmp_path: Path) -> None:
     for name, text in (("country=DE/a.parquet", "1"), ("country=FR/a.parquet", "2")):
         (tmp_path / name).parent.mkdir()

@@ -40,7 +40,7 @@ from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.random_state import get_random_state, set_random_state
 from ..online.run_config import model_builder
-from .stream import EncodedStream, Recorder
+from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
 
 VERSION = 3
@@ -113,6 +113,8 @@ class RunCache:
         self.folder = Path(folder).absolute() / "ab"
         versions = f"version {VERSION}, cadam {cadam.__version__}, torch {torch.__version__}"
         self._key = f"{versions}\n{json.dumps(study.run_settings, sort_keys=True)}"
+        self.content = ""
+        """A hash of the encoded stream, if the settings of the study do not have one of the data."""
 
     @property
     def stream_folder(self) -> Path:
@@ -121,7 +123,7 @@ class RunCache:
 
     def files(self, run: Run) -> RunFiles:
         """Return the files of a run."""
-        return RunFiles(self.folder / f"run-{_digest(f'{self._key}, {run!r}')}")
+        return RunFiles(self.folder / f"run-{_digest(f'{self._key}{self.content}, {run!r}')}")
 
 
 def _digest(text: str) -> str:
@@ -242,8 +244,13 @@ class _ActiveRun:
         raise RuntimeError(f"arms can be compared only on events that the model accepts; it rejects some: {reasons}")
 
 
-@lru_cache(maxsize=1)
 def _open_stream(folder: Path) -> EncodedStream:
+    return _open_version(folder, (folder / JUDGED).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _open_version(folder: Path, written: int) -> EncodedStream:
+    """Return the stream that was written at a time, in nanoseconds."""
     return EncodedStream(folder)
 
 
@@ -327,9 +334,13 @@ class StudyRunner:
 
     def forget(self) -> None:
         """Delete the recorded scores of all runs and the encoded stream."""
+        self.forget_scores()
+        shutil.rmtree(self.cache.stream_folder, ignore_errors=True)
+
+    def forget_scores(self) -> None:
+        """Delete the recorded scores of all runs."""
         for run in self.runs:
             shutil.rmtree(self.cache.files(run).folder, ignore_errors=True)
-        shutil.rmtree(self.cache.stream_folder, ignore_errors=True)
 
     def delete_checkpoints(self) -> None:
         """Delete the checkpoints, which are not needed once the comparison is complete."""

@@ -7,6 +7,7 @@ scores in it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -101,6 +102,14 @@ class EncodedStream:
     def is_complete(folder: Path) -> bool:
         """Whether a folder contains a whole encoded stream."""
         return (folder / JUDGED).exists()
+
+    def digest(self) -> str:
+        """Return a hash of the batches."""
+        digest = hashlib.sha256()
+        for path in sorted([self.folder / INDEX, *self.folder.glob("*.bin")]):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
     @property
     def events(self) -> int:

@@ -104,6 +104,10 @@ def run(options: argparse.Namespace) -> int:
             if options.force:
                 runner.forget()
             stream = read_stream(comparison, cache, options)
+            if not _is_in_files(options, study.data):
+                cache.content = stream.digest()
+                if options.force:
+                    runner.forget_scores()
     except ImportError as error:
         return fail("ab", error, NO_PACKAGE)
     except TooManyRejectedError as error:
@@ -351,7 +355,7 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(_lock_path(folder)):  # another comparison may encode the same stream at the same time
         # Data that are not in files may have changed since they were encoded.
-        if EncodedStream.is_complete(folder) and _data_files(study.data):
+        if EncodedStream.is_complete(folder) and _is_in_files(options, study.data):
             stream = EncodedStream(folder)
         else:
             reader = StreamReader(comparison, options)
@@ -529,8 +533,13 @@ def _data_files(uri: str) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
 
 
+def _is_in_files(options: argparse.Namespace, uri: str) -> bool:
+    """Whether events and labels are in files, whose content is part of the settings."""
+    return bool(_data_files(uri) and (options.labels is None or _data_files(resolve_uri(options.labels))))
+
+
 def digest_data(uri: str) -> str:
-    """Return a hash of the files of a stream, in a folder also of their paths, because ``dt=2024-01-01`` is a column."""
+    """Return a hash of the files of a stream, in a folder also of their paths: ``dt=2024-01-01`` is a column."""
     files, folder = _data_files(uri), Path(uri.partition(":")[2])
     return _digest(files, [str(file.relative_to(folder)) for file in files] if folder.is_dir() else ())
 
