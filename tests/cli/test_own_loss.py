@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from cadam import CAdam
@@ -97,3 +98,14 @@ def test_only_the_loss_that_is_trained_is_reported(loss: object, name: str, tmp_
     assert again.resume()
     assert again.metrics()[name] == values[name]
     again.close()
+
+
+def test_a_run_is_reproducible_if_its_loss_draws_from_numpy(tmp_path: Path) -> None:
+    noise = "\nimport numpy\nloss = lambda scores, labels: ((scores - labels) ** 2).mean() * numpy.random.rand()\n"
+    weights = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        assert run(tmp_path / name, [float(row % 2) for row in range(100)], loss=noise) == 0
+        path = max((tmp_path / name / "state").glob("checkpoint-*.safetensors"))
+        weights.append({key: value.tolist() for key, value in load_file(path).items() if "layer" in key})
+    assert weights[0] == weights[1] != {}

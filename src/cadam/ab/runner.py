@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import threading
@@ -38,7 +37,7 @@ from ..online.device import select_device
 from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
-from ..online.persistence.random_state import get_random_state, set_random_state
+from ..online.persistence.random_state import get_random_state, seed_generators, set_random_state
 from ..online.run_config import model_builder
 from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
@@ -167,9 +166,7 @@ class _ActiveRun:
         self.stream = _open_stream(task.stream_folder)
         self.has_diverged = False
         self.seconds = self.seconds_at_save = 0.0
-        torch.manual_seed(run.seed)
-        np.random.seed(run.seed)
-        random.seed(run.seed)
+        seed_generators(run.seed)
         model = build()
         optimizer = OptimizerSpec.parse(run.arm).build(model, run.lr)
         is_per_event = settings["batch_size"] == 1

@@ -46,6 +46,7 @@ from ..online.per_event import CHUNK_SIZE
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.prediction_log import LogOptions
+from ..online.persistence.random_state import seed_generators
 from ..online.persistence.warm_start import with_options
 from ..online.stop_signals import stop_on_signals
 from ..online.training_step import ModelOutputError, default_threads
@@ -178,7 +179,7 @@ def prepare(options: argparse.Namespace) -> Job:
         raise UsageError("the schema names a weight, so the loss must take it: def loss(scores, labels, weight)")
     probabilities = schema.probabilities if schema.negative_rate != 1 else None
     log = None if options.log is None else LogOptions(options.log, probabilities=probabilities)
-    torch.manual_seed(options.seed)
+    seed_generators(options.seed)
     model = config.build_model()
     lr, is_tuned = _learning_rate(options.lr, batch_size, config.has_own_model, model)
     if options.compile and (is_tuned or not config.has_own_model):

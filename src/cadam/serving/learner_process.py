@@ -23,6 +23,7 @@ from ..online.device import select_device
 from ..online.labels.join import LabelOptions, Unmatched
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import read_newest
+from ..online.persistence.random_state import seed_generators
 from ..online.run_config import model_builder
 from .arms import ALPHA, Arm, Challenger, RecordingLearner
 from .config import ServiceConfig
@@ -56,7 +57,7 @@ def build_learner(config: ServiceConfig) -> ServiceLearner:
     guard = None if config.guard_seconds is None else Guard(config.guard_seconds)
 
     def build_parts(arm: Arm) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        torch.manual_seed(config.seed)  # all arms start from the same weights
+        seed_generators(config.seed)  # all arms start from the same weights
         model = build()
         return model, arm.build(model), loss
 

@@ -10,6 +10,13 @@ import numpy as np
 import torch
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the generators of torch, CUDA, numpy and Python, so that a model which uses any of them is reproducible."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def get_random_state() -> dict[str, Any]:
     """Return the states of the generators of torch, CUDA, numpy and Python."""
     state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
