@@ -6,6 +6,7 @@
 DATA is a folder with the files of `STREAMS`. `flights-3m.parquet` is in the npm package vega-datasets; Online Retail is
 UCI's table as CSV, with its column names. Streams without a file are skipped with a message. A stream that RESULT.json
 has for the same commit of the protocol is not judged again, and an interrupted comparison continues from its cache.
+The verdicts by earlier protocols are kept as `earlier`.
 Further options are those of `cadam ab`: --events 20000 --seeds 2 is a quick trial, --threads the number of processes.
 The commit is the last one that changed the protocol; where there is no git repository, --commit names it.
 """
@@ -42,6 +43,8 @@ STREAMS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """The file of each stream, and its options of `cadam ab`."""
 TURNOVER_EVENTS = 600_000
+PREFIXES = {"baseball": ("--events", "1000000")}
+"""The first events of a stream to which its comparison is limited, because all of them would take hours."""
 PROTOCOL = ("src/cadam/ab", "src/cadam/statistics")
 """The folders of the protocol."""
 
@@ -77,6 +80,12 @@ def judge(path: Path, options: tuple[str, ...], cache: Path, more: list[str]) ->
     }
 
 
+def short_verdict(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a result when its stream is judged again: the commit, the action and the difference."""
+    (pair,), (verdict,) = result["pairs"], result["verdicts"]
+    return {"commit": result["commit"], "action": verdict["action"], "difference": pair["difference"]}
+
+
 def main() -> None:
     """Judge the streams that have a file, and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -103,8 +112,14 @@ def main() -> None:
         if not path.exists():
             print(f"{name}: skipped, because there is no {path}", flush=True)
             continue
+        before = results.get(name)
+        earlier = [*before.get("earlier", []), short_verdict(before)] if before else []
         try:
-            results[name] = {"commit": commit, **judge(path, arguments, options.cache, more)}
+            results[name] = {
+                "commit": commit,
+                "earlier": earlier,
+                **judge(path, (*arguments, *PREFIXES.get(name, ())), options.cache, more),
+            }
         except subprocess.CalledProcessError as error:
             print(f"{name}: failed with exit code {error.returncode}; the others continue", flush=True)
             continue

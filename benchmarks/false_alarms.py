@@ -3,10 +3,10 @@
 Differences of the log loss under paired seeds are simulated, batch by batch. With equal arms the difference of each
 seed has mean 0, but is not 0: it has a part that stays, a random walk (drift), a season, effects of users, and noise
 with bursts, in part common to all seeds. "Head start" has a lead that fades, for which there is no reason to switch.
-The verdict is looked at after every batch, and any verdict other than "inconclusive" or "equivalent" at any moment
-counts as wrong.
+The verdict is looked at after every batch, and the whole stream is judged at its end. Any verdict other than
+"inconclusive" or "equivalent", at any moment or at the end, counts as wrong.
 
-    python benchmarks/false_alarms.py [--comparisons 400] [--processes 2]
+    python benchmarks/false_alarms.py [--comparisons 400] [--processes 2] [--streams skewed] [--no-power]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -92,24 +93,43 @@ def simulate(
     return differences - head_start * 20 / (time + 20)
 
 
-def first_verdict(differences: Array, matters: float = 0.1) -> tuple[str, int]:
-    """Return the first verdict other than "inconclusive", and the number of batches until then.
+@dataclass(frozen=True)
+class Verdicts:
+    """The verdicts about one simulated comparison."""
+
+    first: str
+    """The first verdict other than "inconclusive" while the stream runs; "inconclusive" if there is none."""
+    batches: int
+    """The number of batches until then."""
+    at_end: str
+    """The verdict at the end of the stream, of a comparison that did not stop at the first one."""
+
+    def includes(self, *kinds: str) -> bool:
+        """Return whether the first verdict or that at the end is one of these kinds."""
+        return self.first in kinds or self.at_end in kinds
+
+
+def judge(differences: Array, matters: float = 0.1) -> Verdicts:
+    """Return the verdicts about one comparison.
 
     Args:
         differences: The mean difference of each batch under each seed.
         matters: The smallest difference of practical use, in percent.
     """
-    pair = PairedScores("lower", matters, 0.05, differences.shape[1])
+    total = differences.shape[1]
+    pair = PairedScores("lower", matters, 0.05, total)
     baseline = np.full(len(differences), LOSS)
+    first, batches = "inconclusive", total
     for number, batch in enumerate(differences.T, 1):
         pair.update(baseline + batch, baseline, BATCH_SIZE, number)
-        if pair.kind != "inconclusive":
-            return pair.kind, number
-    return "inconclusive", differences.shape[1]
+        if first not in ("better", "worse") and pair.kind not in ("inconclusive", first):
+            first, batches = pair.kind, number
+    pair.finish(total)
+    return Verdicts(first, batches, pair.kind)
 
 
-def judge_simulated(name: str, effect: float, number: int, batches: int = BATCHES) -> tuple[str, int]:
-    """Return the first verdict about one simulated comparison, and the number of batches until then.
+def judge_simulated(name: str, effect: float, number: int, batches: int = BATCHES) -> Verdicts:
+    """Return the verdicts about one simulated comparison.
 
     Args:
         name: The kind of stream, one of `STREAMS`.
@@ -118,16 +138,16 @@ def judge_simulated(name: str, effect: float, number: int, batches: int = BATCHE
         batches: The number of batches.
     """
     random = np.random.default_rng([number, list(STREAMS).index(name)])
-    return first_verdict(simulate(random, batches=batches, **STREAMS[name]) - effect / 100 * LOSS)
+    return judge(simulate(random, batches=batches, **STREAMS[name]) - effect / 100 * LOSS)
 
 
 def count_wrong(name: str, comparisons: int, batches: int = BATCHES, processes: int = 1) -> int:
-    """Return how many of the comparisons of equal arms get a wrong verdict, if one looks after every batch."""
+    """Return how many of the comparisons of equal arms get a wrong verdict after any batch or at the end."""
     verdicts = in_processes(partial(judge_simulated, name, 0.0, batches=batches), comparisons, processes)
-    return sum(kind in ("better", "worse") for kind, _ in verdicts)
+    return sum(each.includes("better", "worse") for each in verdicts)
 
 
-def in_processes(trial: Callable[[int], tuple[str, int]], count: int, processes: int) -> list[tuple[str, int]]:
+def in_processes(trial: Callable[[int], Verdicts], count: int, processes: int) -> list[Verdicts]:
     """Return the results of trials number 0, 1, ..., computed in some processes."""
     if processes == 1:
         return [trial(number) for number in range(count)]
@@ -147,22 +167,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--comparisons", type=int, default=400)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--streams", default=",".join(STREAMS), help="the kinds of streams, with commas; - for none")
+    parser.add_argument("--no-power", action="store_true", help="leave out the known differences")
     options = parser.parse_args()
     count, processes = options.comparisons, options.processes
-    print("| stream | wrong verdicts | upper 95% bound |\n| --- | --- | --- |")
-    for name in STREAMS:
-        wrong = count_wrong(name, count, processes=processes)
-        print(f"| {name} | {wrong} of {count} ({wrong / count:.1%}) | {upper_bound(wrong, count):.1%} |", flush=True)
-    print(
-        "\n| true difference | right verdicts | wrong verdicts | events until then, median |\n| --- | --- | --- | --- |"
-    )
+    print("| stream | wrong after any batch | wrong at the end | wrong | upper 95% bound |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in options.streams.split(",") if options.streams != "-" else ():
+        verdicts = in_processes(partial(judge_simulated, name, 0.0), count, processes)
+        running = sum(each.first in ("better", "worse") for each in verdicts)
+        at_end = sum(each.at_end in ("better", "worse") for each in verdicts)
+        wrong = sum(each.includes("better", "worse") for each in verdicts)
+        share = f"{wrong} of {count} ({wrong / count:.1%})"
+        print(f"| {name} | {running} | {at_end} | {share} | {upper_bound(wrong, count):.1%} |", flush=True)
+    if options.no_power:
+        return
+    print("\n| true difference | right before the end | events until then, median | right at the end | wrong |")
+    print("| --- | --- | --- | --- | --- |")
     for effect in EFFECTS:
         trials = max(20, count // 4)
         verdicts = in_processes(partial(judge_simulated, "all effects", effect), trials, processes)
-        right = [batches for kind, batches in verdicts if kind == "better"]
-        wrong = sum(kind == "worse" for kind, _ in verdicts)
+        right = [each.batches for each in verdicts if each.first == "better"]
+        at_end = sum(each.at_end == "better" for each in verdicts)
+        wrong = sum(each.includes("worse") for each in verdicts)
         events = f"{BATCH_SIZE * int(np.median(right)):,}" if right else ""
-        print(f"| {effect:g}% | {len(right) / trials:.0%} | {wrong / trials:.1%} | {events} |", flush=True)
+        print(
+            f"| {effect:g}% | {len(right) / trials:.0%} | {events} | {at_end / trials:.0%} | {wrong / trials:.1%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,13 @@ LABELS = {
     "turnover": "generated clicks, new items all the time",
 }
 
+ACTIONS = {
+    "switch": "switch to CAdam",
+    "stay": "keep Adam",
+    "no practical difference": "no practical difference",
+}
+"""The decided actions of a verdict, in words."""
+
 
 @cache
 def verdicts() -> dict[str, dict[str, Any]]:
@@ -34,8 +41,8 @@ def verdicts() -> dict[str, dict[str, Any]]:
 
 def count_decided() -> tuple[int, int, int]:
     """Return for how many streams the verdict is CAdam, for how many it is Adam, and the number of streams."""
-    kinds = [result["pairs"][0]["kind"] for result in verdicts().values()]
-    return kinds.count("better"), kinds.count("worse"), len(kinds)
+    actions = [result["verdicts"][0]["action"] for result in verdicts().values()]
+    return actions.count("switch"), actions.count("stay"), len(actions)
 
 
 def differences() -> list[float]:
@@ -46,7 +53,8 @@ def differences() -> list[float]:
 def verdict_table() -> list[str]:
     """Return the table of all verdicts, with the intervals that they need."""
     table = table_header(
-        "stream", "events used", "log loss", "over time", "over seeds", "recent part, over time", "hindsight", "verdict"
+        *("stream", "events used", "log loss", "over time", "over seeds", "recent part, over time", "hindsight"),
+        *("verdict", "before"),
     )
     for name, result in verdicts().items():
         pair = result["pairs"][0]
@@ -57,7 +65,8 @@ def verdict_table() -> list[str]:
                 f"{pair['difference']:+.2f}%",
                 *(_interval(pair[key]) for key in ("over_time", "over_seeds", "recent_over_time")),
                 f"{pair['in_hindsight']:+.2f}%",
-                _verdict(pair),
+                _verdict(pair, result["verdicts"][0]["action"]),
+                "; ".join(_earlier(each) for each in result.get("earlier", [])) or "not judged",
             )
         )
     return table
@@ -70,9 +79,13 @@ def _interval(interval: dict[str, float] | None) -> str:
     return f"**{text}**" if interval["low"] * interval["high"] > 0 else text
 
 
-def _verdict(pair: dict[str, Any]) -> str:
-    if pair["kind"] in ("better", "worse"):
-        return "switch to CAdam" if pair["kind"] == "better" else "keep Adam"
+def _verdict(pair: dict[str, Any], action: str) -> str:
+    if action != "undecided":
+        return ACTIONS[action]
     more = [f"{pair['more_events']:,} more events"] if pair["more_events"] else []
     more += [f"{pair['more_seeds']} seeds"] if pair["more_seeds"] else []
     return "undecided" + (f"; about {' and '.join(more)} would decide it" if more else "")
+
+
+def _earlier(verdict: dict[str, Any]) -> str:
+    return f"{ACTIONS.get(verdict['action'], verdict['action'])} ({verdict['difference']:+.2f}%, {verdict['commit']})"

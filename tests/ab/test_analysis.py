@@ -204,11 +204,13 @@ def follow(differences: np.ndarray) -> PairedScores:
     return pair
 
 
-def test_a_judgment_has_to_stand_for_as_many_events_again() -> None:
+def test_a_judgment_has_to_stand_for_as_many_events_again_before_the_end() -> None:
     (before, at) = (follow(np.full(count, -0.01)) for count in (77, 78))
-    assert (before.judgment, before.kind, before.estimate_more()) == ("better", "inconclusive", (100, None))
+    assert (before.judgment, before.kind) == ("better", "inconclusive")
     assert before.judged_since == 3900, "the recent part begins after 20 batches and is known after 20 more"
     assert (at.kind, at.decided_at) == ("better", 7800)
+    before.finish(7700)
+    assert (before.kind, before.decided_at, before.first_decided_at) == ("better", 7700, 7700)
 
 
 def test_a_difference_that_fades_gets_no_verdict() -> None:
@@ -216,10 +218,11 @@ def test_a_difference_that_fades_gets_no_verdict() -> None:
     assert pair.over_time.high < 0
     assert pair.recent_over_time.high < 0, "also in the recent part it is certain that there is a difference"
     assert pair.is_fading
-    assert (pair.kind, pair.first_decided_at) == ("inconclusive", None)
-    more_events, more_seeds = pair.estimate_more()
-    assert (more_events, more_seeds) == (80_000, None)
     assert pair.change.low > 0, "the trend is certain"
+    pair.finish(40_000)
+    assert pair.is_ending
+    assert (pair.kind, pair.first_decided_at) == ("inconclusive", None)
+    assert pair.estimate_more() == (40_000, None)
 
 
 def test_a_difference_of_which_only_the_start_is_certain_gets_no_verdict() -> None:
@@ -227,6 +230,22 @@ def test_a_difference_of_which_only_the_start_is_certain_gets_no_verdict() -> No
     assert pair.over_time.high < 0
     assert pair.recent_over_time.low < 0 < pair.recent_over_time.high
     assert pair.kind == "inconclusive"
+    pair.finish(40_000)
+    assert pair.kind == "inconclusive"
+
+
+def test_the_whole_stream_decides_at_its_end_unless_the_recent_part_has_another_sign() -> None:
+    time = np.arange(300)
+    pair = follow(np.where(time < 80, -0.008, -0.003) + np.where(time % 2, 0.02, -0.02))
+    assert pair.recent_over_time.low < 0 < pair.recent_over_time.high
+    assert pair.kind == "inconclusive"
+    pair.finish(30_000)
+    assert (pair.kind, pair.decided_at) == ("better", 30_000)
+    reversing = follow(np.where(np.arange(400) < 160, -0.02, 0.002))
+    reversing.finish(40_000)
+    assert reversing.over_time.high < 0 < reversing.recent_over_time.low
+    assert (reversing.kind, reversing.is_reversing) == ("inconclusive", True)
+    assert reversing.estimate_more() == (40_000, None)
 
 
 def test_a_rate_is_added_between_the_best_and_its_better_neighbor() -> None:

@@ -141,6 +141,9 @@ class Analysis:
                     pair.update(self._arm_losses(arm, number), baseline, float(self._weights[number]), self.events)
         if self.study.metric != "log_loss" and self.warm_up is not None:
             self._follow_blocks()
+        if self.batches == len(self._counts):
+            for pair in self.pairs.values():
+                pair.finish(self.events)
 
     def _sums_by_batch(self, values: Array, first: int = 0, end: int | None = None) -> Array:
         """Return the sums of the values of judged events over each of some batches."""
@@ -370,8 +373,8 @@ class Analysis:
             recent_over_seeds=pair.recent_over_seeds,
             recent_from=pair.recent_from,
             change=pair.change,
-            is_fading=pair.is_fading,
-            unconfirmed=pair.judgment if kind == "inconclusive" != pair.judgment else None,
+            is_reversing=pair.is_reversing,
+            is_ending=pair.is_ending,
             is_conflicting=pair.is_conflicting,
             is_same=is_same,
             decided_at=pair.decided_at,

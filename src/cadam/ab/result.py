@@ -78,10 +78,10 @@ class PairResult:
     """The number of events before the recent part; None if there is no such part yet."""
     change: Interval = field(default_factory=lambda: Interval(math.nan, -math.inf, math.inf, 0))
     """The change of the difference from the earlier to the recent part."""
-    is_fading: bool = False
-    """Whether the difference would lose its sign by another such change."""
-    unconfirmed: Kind | None = None
-    """The verdict that an undecided comparison will have if its intervals stay as they are; None if there is none."""
+    is_reversing: bool = False
+    """Whether an interval of the recent part excludes 0 on the other side than the mean of the whole stream."""
+    is_ending: bool = False
+    """Whether it is certain that the difference shrinks, and another such change would end it."""
     is_conflicting: bool = False
     is_same: bool = False
     """Whether all predictions of both arms are equal."""

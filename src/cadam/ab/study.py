@@ -53,7 +53,8 @@ class Study:
     blocks: int = 100
     """The number of blocks of time in which AUC and GAUC are measured."""
     alpha: float = 0.05
-    """The probability of a wrong verdict, over all arms together."""
+    """The probability of a wrong verdict, over all arms together, by Bonferroni's inequality (Dunn 1961, "Multiple
+    comparisons among means", Journal of the American Statistical Association 56(293))."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Everything else that a run depends on, such as the schema and hashes of the data and the model."""
 

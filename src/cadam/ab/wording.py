@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..statistics.comparison import Kind, position
+from ..statistics.comparison import Kind, position, sign
 from ..statistics.intervals import Interval
 from .result import METRIC_NAMES, UNITS, PairResult, Result
 from .text import join_words
@@ -34,10 +34,11 @@ def objection(pair: PairResult, result: Result) -> str:
             "no model is better than the best constant prediction. Check label and features, or use more events or "
             "other learning rates"
         )
-    if pair.is_reversed and pair.kind in ("better", "worse") and abs(pair.in_hindsight) > result.matters:
+    if pair.is_reversed and pair.kind in ("better", "worse"):
         return (
             f"the learning rates decide which arm is ahead. With rates chosen along the stream, {_effect(pair)}; at "
-            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%"
+            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%. Learning rates that lie closer "
+            "around the best ones (--lr) would show which is right"
         )
     return ""
 
@@ -47,8 +48,8 @@ def headline(pair: PairResult, result: Result) -> str:
     if text := objection(pair, result):
         return f"Undecided: {text}."
     texts: dict[Kind, str] = {
-        "better": f"Switch to {pair.arm}: {_effect(pair)}.",
-        "worse": f"Stay with {pair.baseline}: {_effect(pair)}.",
+        "better": f"Switch to {pair.arm}: {_effect(pair)}{_caution(pair, result)}.",
+        "worse": f"Stay with {pair.baseline}: {_effect(pair)}{_caution(pair, result)}.",
         "equivalent": f"No practical difference: {_effect(pair)}.",
         "inconclusive": f"Undecided: {_effect(pair)}, but {_doubt(pair, result)}. {next_step(pair, result)}",
         "diverged": "Not comparable: an arm diverged at every learning rate. Compare again with lower rates (--lr).",
@@ -64,10 +65,23 @@ def _effect(pair: PairResult) -> str:
     return f"the {name} with {pair.arm} is {size} than with {pair.baseline}"
 
 
+def _caution(pair: PairResult, result: Result) -> str:
+    """Return what a verdict about the whole stream does not say, as the end of its sentence; empty if nothing."""
+    parts = []
+    if abs(pair.difference) < result.matters:
+        parts.append(f"which is less than what matters ({result.matters:g}{UNITS[pair.metric]})")
+    recent = pair.recent_over_time
+    if math.isfinite(recent.half_width) and (sign(recent) == 0 or pair.trend == "shrinks"):
+        text = f"but {recent.mean:+.2f}{UNITS[pair.metric]} in the recent part"
+        parts.append(text + ("" if sign(recent) else ", whose interval includes 0"))
+    return "".join(f", {part}" for part in parts)
+
+
 def _doubt(pair: PairResult, result: Result) -> str:
     if pair.is_conflicting:
         return "seeds and time disagree about the sign"
-    intervals = intervals_of(pair)
+    unit, recent = UNITS[pair.metric], pair.recent_over_time.mean
+    intervals = whole_stream_intervals(pair)
     unknown = [source for source, each in intervals.items() if not math.isfinite(each.half_width)]
     doubtful = [
         source
@@ -75,19 +89,15 @@ def _doubt(pair: PairResult, result: Result) -> str:
         if source not in unknown and position(each, result.matters) == "open"
     ]
     parts = []
+    if pair.is_reversing:
+        parts.append(f"it is {recent:+.2f}{unit} in the recent part, after {pair.recent_from:,} events")
+    elif pair.is_ending:
+        earlier = recent - pair.change.mean
+        parts.append(f"it fades along the stream, from {earlier:+.2f}{unit} to {recent:+.2f}{unit} in the recent part")
     if doubtful:
         parts.append(f"{_name_intervals(doubtful)} {'includes' if len(doubtful) == 1 else 'include'} 0")
     if unknown:
         parts.append(f"{_name_intervals(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown")
-    if pair.unconfirmed is not None:
-        parts.append("this has to be confirmed by as many events as came before it")
-    elif pair.is_fading and not parts:
-        earlier = pair.recent_over_time.mean - pair.change.mean
-        unit = UNITS[pair.metric]
-        parts.append(
-            f"it fades along the stream, from {earlier:+.2f}{unit} to {pair.recent_over_time.mean:+.2f}{unit} in the "
-            "recent part"
-        )
     return join_words(parts) if parts else "the intervals do not agree whether it matters"
 
 
@@ -109,15 +119,18 @@ def next_step(pair: PairResult, result: Result) -> str:
     return "More than 100 times as many events would be needed to decide it, or the difference does not exist."
 
 
-def intervals_of(pair: PairResult) -> dict[str, Interval]:
-    """Return the deciding intervals by what varies."""
-    intervals = {
-        "time": pair.over_time,
-        "seeds": pair.over_seeds,
-        "recent time": pair.recent_over_time,
-        "seeds in recent time": pair.recent_over_seeds,
-    }
+def whole_stream_intervals(pair: PairResult) -> dict[str, Interval]:
+    """Return the intervals over the whole stream, which decide at its end, by what varies."""
+    intervals = {"time": pair.over_time, "seeds": pair.over_seeds}
     return {source: interval for source, interval in intervals.items() if interval is not None}
+
+
+def all_intervals(pair: PairResult) -> dict[str, Interval]:
+    """Return the intervals over the whole stream and over its recent part, by what varies."""
+    recent = {"recent time": pair.recent_over_time, "seeds in recent time": pair.recent_over_seeds}
+    return whole_stream_intervals(pair) | {
+        source: interval for source, interval in recent.items() if interval is not None
+    }
 
 
 def format_interval(interval: Interval, unit: str) -> str:
@@ -133,7 +146,8 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
     arm, base = result.arm(pair.arm), result.arm(pair.baseline)
     lines = []
     if pair.decided_at is not None:
-        lines.append(f"Decided after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
+        when = "at the end of the stream, " if pair.decided_at == result.events else ""
+        lines.append(f"Decided {when}after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
     if pair.first_decided_at not in (None, pair.decided_at):
         lines.append(f"There was a verdict for the first time after {pair.first_decided_at:,} events.")
     if pair.reopened_at is not None:
@@ -191,12 +205,6 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
 def warnings(result: Result) -> list[str]:
     """Return what limits the result."""
     lines = []
-    for pair in result.pairs:
-        if pair.is_reversed and not objection(pair, result) and pair.is_decided and pair.kind != "equivalent":
-            lines.append(
-                f"at the best single rates in hindsight, the difference of {pair.arm} is {pair.in_hindsight:+.2f}%, "
-                "which is of another sign but too small to matter"
-            )
     for arm in result.arms:
         rates = list(arm.loss_by_rate)
         if len(rates) > 1 and arm.best_rate in (rates[0], rates[-1]):

@@ -46,6 +46,11 @@ def position(interval: Interval, matters: float) -> Position:
 def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -> tuple[Kind, bool]:
     """Combine several intervals of one difference into one conclusion.
 
+    The null hypothesis is the union of those of the intervals, so that all of them have to exclude 0 and no correction
+    for their number is needed (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling", Technometrics
+    24(4)). Equivalence by an interval within two limits is the test of Schuirmann (1987), "A comparison of the two
+    one-sided tests procedure and the power approach", Journal of Pharmacokinetics and Biopharmaceutics 15(6).
+
     Args:
         intervals: Intervals of the same difference, for example over seeds, users and time.
         better: Whether lower or higher values are better.
@@ -67,7 +72,8 @@ def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the difference of the means of two independent samples of equal variance, with its 95% interval.
 
-    This is the classical two-sample interval of Student's t with a pooled variance.
+    This is the two-sample interval of Student's t with a pooled variance (Fisher 1925, "Applications of Student's
+    distribution", Metron 5).
 
     Args:
         first: Values under one set of seeds.

@@ -79,9 +79,10 @@ def interval(
 ) -> Interval:
     """Return the mean of independent values with its interval, by Student's t distribution.
 
-    With weights, the mean is sum(w x) / sum(w), and its variance is that of a ratio by the delta method. The degrees of
-    freedom follow from Kish's effective sample size sum(w)^2 / sum(w^2), because few heavy values carry less
-    information than many equal ones.
+    Student (1908), "The probable error of a mean", Biometrika 6(1). With weights, the mean is sum(w x) / sum(w), and
+    its variance is that of a ratio by the delta method (Cochran 1977, "Sampling Techniques", section 6.3). The degrees
+    of freedom follow from the effective sample size sum(w)^2 / sum(w^2) of Kish (1965), "Survey Sampling", section
+    11.7, because few heavy values carry less information than many equal ones.
 
     Args:
         values: The values.

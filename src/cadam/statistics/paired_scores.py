@@ -2,20 +2,30 @@
 
 Two intervals have to agree. The confidence sequence is about these forecasters on this stream and may be checked after
 every batch (see `cadam.statistics.sequential`). The t interval over seeds is about other initial weights: under one
-seed both arms start from the same weights. Student's interval is not made for repeated checks. Its confidence is
-therefore 1 - alpha / 2, and the confirmation below does the rest: simulated comparisons of equal arms, which are
-looked at after every batch, check it (`tests/ab/test_error_rates.py`).
+seed both arms start from the same weights. Student's interval (Student 1908, "The probable error of a mean", Biometrika
+6(1)) is not made for repeated checks. Its confidence is therefore 1 - alpha / 2, and the confirmation below does the
+rest: simulated comparisons of equal arms, which are looked at after every batch and judged at the end, check it
+(`tests/ab/test_error_rates.py`).
 
-A verdict is meant for the events to come, and an optimizer may only learn the first events faster. Both intervals
-therefore also have to agree over the recent part of the stream, which is its last half or up to three quarters
-(`RecentSequence`). All intervals have to exclude 0 on the same side: the test of the union of their hypotheses, which
-needs no correction for their number (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling",
-Technometrics 24(4)). Finally, the trend must not end the difference: if it changes once more by as much as it has
-changed from the part before to the recent part, it has to keep its sign. A difference that is inversely proportional
-to the square root of the events so far, or falls faster, does not satisfy that.
+**While a stream runs**, a verdict may come after any batch and ends the comparison, so the rule is strict. A verdict is
+meant for the events to come, and an optimizer may only learn the first events faster. Both intervals therefore also
+have to agree over the recent part of the stream, which is its last half or up to three quarters (`RecentSequence`). All
+intervals have to exclude 0 on the same side: the test of the union of their hypotheses, which needs no correction for
+their number (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24(4)). Finally,
+the trend must not end the difference: if it changes once more by as much as it has changed from the part before to the
+recent part, it has to keep its sign. A difference that is inversely proportional to the square root of the events so
+far, or falls faster, does not satisfy that. Such a judgment becomes the verdict once it still holds after as many
+further events as were judged before it. This confirmation costs events, but it makes wrong verdicts rarer.
 
-Such a judgment becomes the verdict once it still holds after as many further events as were judged before it. This
-confirmation costs events, but it makes wrong verdicts rarer.
+**When a finite stream has ended** (`PairedScores.finish`), there are no further events to wait for, and this moment was
+not chosen because of what was seen. The two intervals over the whole stream then decide, again by the test of the union
+of their hypotheses. For the interval over time this costs no error probability: a confidence sequence covers the
+average difference at all times at once (Choe and Ramdas; Waudby-Smith et al., both cited in
+`cadam.statistics.sequential`), so that its last interval belongs to the same event of probability 1 - alpha as all
+those that were looked at before. The interval over seeds is used once more; at its confidence of 1 - alpha / 2 this
+adds at most alpha / 2. The burden of proof about the trend is reversed: the recent part, which has fewer events, does
+not have to exclude 0 by itself, but there is no verdict if one of its intervals excludes 0 on the other side, or if it
+is certain that the difference shrinks and another such change would end it (`is_ending`).
 """
 
 from __future__ import annotations
@@ -27,9 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import Better, Kind, judge
+from .comparison import Better, Kind, judge, sign
 from .intervals import Array, Interval, interval
-from .sequential import ConfidenceSequence, RecentSequence
+from .sequential import FIRST_CHECK, ConfidenceSequence, RecentSequence
 
 MAX_LOSS = 15.0
 """The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
@@ -130,6 +140,21 @@ class PairedScores:
             self.judgment, self.judged_since = judgment, self.events - count
         before = self.kind
         self.kind = judgment if self.events >= 2 * self.judged_since else "inconclusive"
+        self._record_decision(before, event)
+
+    def finish(self, event: int) -> None:
+        """Judge the whole stream, because it has ended; the description of the module gives the rule and its reasons.
+
+        Args:
+            event: The number of events of the stream.
+        """
+        before = self.kind
+        self.judgment, self.is_conflicting = self._judge_at_end()
+        self.kind = self.judgment
+        self._record_decision(before, event)
+
+    def _record_decision(self, before: Kind, event: int) -> None:
+        """Record since when the verdict has stood, after it may have changed."""
         if self.kind != before:
             self.decided_at = None if self.kind == "inconclusive" else event
         if self.first_decided_at is None:
@@ -183,6 +208,17 @@ class PairedScores:
         return (self.recent_over_time.mean + self.change.mean) * self.over_time.mean <= 0
 
     @property
+    def is_reversing(self) -> bool:
+        """Whether an interval of the recent part excludes 0 on the other side than the mean of the whole stream."""
+        intervals = filter(None, [self.recent_over_time, self.recent_over_seeds])
+        return any(sign(each) * self.over_time.mean < 0 for each in intervals)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is certain that the difference shrinks, and another such change would end it."""
+        return self.is_fading and sign(self.change) * self.over_time.mean < 0
+
+    @property
     def _start(self) -> _Start | None:
         number = self.recent_sequence.number
         return None if number is None else self._starts[number]
@@ -211,6 +247,12 @@ class PairedScores:
         kind, is_conflicting = judge([self.over_time, self.recent_over_time, *seeds], self.better, self.matters)
         return "inconclusive" if kind in ("better", "worse") and self.is_fading else kind, is_conflicting
 
+    def _judge_at_end(self) -> tuple[Kind, bool]:
+        intervals = filter(None, [self.over_time, self.over_seeds])
+        kind, is_conflicting = judge(list(intervals), self.better, self.matters)
+        is_doubtful = kind in ("better", "worse") and (self.is_reversing or self.is_ending)
+        return "inconclusive" if is_doubtful else kind, is_conflicting
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, from which `load_state_dict` continues."""
         return {
@@ -232,34 +274,31 @@ class PairedScores:
         self.recent_sequence.load_state_dict(state["recent_sequence"])
 
     def estimate_more(self) -> tuple[int | None, int | None]:
-        """Estimate how many more events, or how many seeds in total, would decide an undecided comparison.
+        """Estimate what would decide a comparison that is undecided at the end of its stream.
 
-        The estimate assumes that the means stay, and that intervals shrink with the square root of the data. It
-        includes the events that confirm the judgment.
+        The estimate assumes that the means stay, and that intervals shrink with the square root of the data.
 
         Returns:
-            The number of further events and the number of seeds; None where it is not what is missing, or too large.
+            The number of further events and the number of seeds in total; None where it is not what is missing, or too
+            large.
         """
-        if self.judgment != "inconclusive":
-            return _round_up(2 * self.judged_since - self.events), None
-        factors = [self._time_factor(each) for each in (self.over_time, self.recent_over_time)]
-        # If the difference fades, as many events again show whether it lasts.
-        time_factor = max(*factors, 1.5 if self.is_fading else 0)
-        seeds = [each for each in (self.over_seeds, self.recent_over_seeds) if each is not None]
-        seed_factor = max((_factor(each, self.matters) for each in seeds), default=0.0)
+        time_factor = self._time_factor()
+        if self.is_reversing or self.is_ending:
+            time_factor = max(time_factor, 2)  # as many events again show whether the earlier or the recent part lasts
+        seed_factor = 0.0 if self.over_seeds is None else _factor(self.over_seeds, self.matters)
         more_events = more_seeds = None
         if 1 < time_factor <= MAX_FACTOR:
-            more_events = _round_up((2 * time_factor - 1) * self.events)
-        if 1 < seed_factor <= MAX_FACTOR:
-            more_seeds = math.ceil(seed_factor * max(each.count for each in seeds))
+            more_events = _round_up((time_factor - 1) * self.events)
+        if self.over_seeds is not None and 1 < seed_factor <= MAX_FACTOR:
+            more_seeds = math.ceil(seed_factor * self.over_seeds.count)
         return more_events, more_seeds
 
-    def _time_factor(self, interval: Interval) -> float:
-        """Return how many times the events it takes until a sequence decides; it may not have finite ends yet."""
-        if math.isfinite(interval.half_width):
-            return _factor(interval, self.matters)
+    def _time_factor(self) -> float:
+        """Return how many times the events it takes until the sequence decides; it may not have finite ends yet."""
+        if math.isfinite(self.over_time.half_width):
+            return _factor(self.over_time, self.matters)
         batches = self.sequence.interval.count
-        return max(2 * self.recent_sequence.starts[0] / batches, 1.5) if batches else math.inf
+        return max(FIRST_CHECK * max(self.sequence.lag, 1) / batches, 1.5) if batches else math.inf
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,10 @@ class RecentSequence:
 
     A separate confidence sequence begins after 20, 40, 80, ... batches. The present interval is that of the latest of
     them which covers at least half of the stream so far. As one looks at K sequences along a stream, each of them has
-    the error probability `alpha` / K (Bonferroni), so that the probability that any of them ever excludes the mean over
-    its own part is about `alpha`. Every part is fixed before its events are predicted, so that each sequence has the
-    properties of `ConfidenceSequence`.
+    the error probability `alpha` / K (Bonferroni's inequality; Dunn 1961, "Multiple comparisons among means", Journal
+    of the American Statistical Association 56(293)), so that the probability that any of them ever excludes the mean
+    over its own part is about `alpha`. Every part is fixed before its events are predicted, so that each sequence has
+    the properties of `ConfidenceSequence`.
 
     Args:
         alpha: The probability of ever excluding the true mean of the recent part.

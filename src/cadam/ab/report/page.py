@@ -12,7 +12,7 @@ from ...statistics.comparison import Kind
 from ..result import UNITS, PairResult, Result
 from ..study import Study
 from ..text import format_duration
-from ..wording import action, format_interval, headline, intervals_of, objection, reasons, summary, warnings
+from ..wording import action, all_intervals, format_interval, headline, objection, reasons, summary, warnings
 from . import palette
 from .figures import result_figures, styled, svg
 
@@ -91,8 +91,8 @@ def template_environment(package: str) -> Environment:
 
 
 def interval_marks(pair: PairResult) -> list[Mark]:
-    """Return the deciding intervals, and that over users, on one scale; an unknown interval has no ends."""
-    intervals = {f"over {source}": each for source, each in intervals_of(pair).items()}
+    """Return the intervals of both parts and over users on one scale; an unknown interval has no ends."""
+    intervals = {f"over {source}": each for source, each in all_intervals(pair).items()}
     if pair.users is not None:
         intervals["over users"] = pair.users
     ends = [abs(end) for each in intervals.values() for end in (each.low, each.high) if math.isfinite(end)]

@@ -15,10 +15,11 @@ from .metric import WindowMetric
 def auc(scores: Numbers, labels: Numbers) -> float:
     """Compute the area under the ROC curve exactly.
 
-    It is the probability that a random positive event has a higher score than a random negative one; ties count half.
-    Positive and negative scores are sorted separately. For each positive score, binary search counts the negative
-    scores below it and those not above it; half of the sum is the number of correctly ordered pairs. All counts are
-    integers, so there is no rounding error. Tensors on a GPU are evaluated there.
+    It is the probability that a random positive event has a higher score than a random negative one; ties count half
+    (Hanley and McNeil 1982, "The meaning and use of the area under a receiver operating characteristic (ROC) curve",
+    Radiology 143(1)). Positive and negative scores are sorted separately. For each positive score, binary search counts
+    the negative scores below it and those not above it; half of the sum is the number of correctly ordered pairs. All
+    counts are integers, so there is no rounding error. Tensors on a GPU are evaluated there.
 
     Args:
         scores: the predictions; only their order matters.
