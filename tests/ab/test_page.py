@@ -77,6 +77,7 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
             "is 1.00% lower than with Adam, but -0.90% in the recent part.",
             "switch",
         ),
+        ({"is_fading": True}, "is 1.00% lower than with Adam, but -0.90% in the recent part.", "switch"),
         ({"matters": 2.0}, "than with Adam, which is less than what matters (2%).", "switch"),
     ],
 )

@@ -373,6 +373,7 @@ class Analysis:
             recent_over_seeds=pair.recent_over_seeds,
             recent_from=pair.recent_from,
             change=pair.change,
+            is_fading=pair.is_fading,
             is_reversing=pair.is_reversing,
             is_ending=pair.is_ending,
             is_conflicting=pair.is_conflicting,

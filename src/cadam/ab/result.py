@@ -78,6 +78,8 @@ class PairResult:
     """The number of events before the recent part; None if there is no such part yet."""
     change: Interval = field(default_factory=lambda: Interval(math.nan, -math.inf, math.inf, 0))
     """The change of the difference from the earlier to the recent part."""
+    is_fading: bool = False
+    """Whether the difference would lose its sign by another such change."""
     is_reversing: bool = False
     """Whether an interval of the recent part excludes 0 on the other side than the mean of the whole stream."""
     is_ending: bool = False

@@ -71,7 +71,7 @@ def _caution(pair: PairResult, result: Result) -> str:
     if abs(pair.difference) < result.matters:
         parts.append(f"which is less than what matters ({result.matters:g}{UNITS[pair.metric]})")
     recent = pair.recent_over_time
-    if math.isfinite(recent.half_width) and (sign(recent) == 0 or pair.trend == "shrinks"):
+    if math.isfinite(recent.half_width) and (sign(recent) == 0 or pair.trend == "shrinks" or pair.is_fading):
         text = f"but {recent.mean:+.2f}{UNITS[pair.metric]} in the recent part"
         parts.append(text + ("" if sign(recent) else ", whose interval includes 0"))
     return "".join(f", {part}" for part in parts)
@@ -225,7 +225,8 @@ def summary(pair: PairResult, result: Result) -> str:
     if pair.is_same:
         worth += "."
     else:
-        worth += f", somewhere between {format_interval(pair.over_time, unit)} on this stream."
+        caution = _caution(pair, result) if pair.kind in ("better", "worse") else ""
+        worth += f"{caution}. The interval over time is {format_interval(pair.over_time, unit)}."
     error_rate = f"Of comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict."
     sure = {
         "better": error_rate,

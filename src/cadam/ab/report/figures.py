@@ -49,6 +49,7 @@ def result_figures(result: Result) -> Mapping[str, Figure]:
         for arm in result.arms:
             figure, axes = _figure(f"{arm.name}: rates along the stream", "log loss minus the arm's own, %")
             _draw_rate_curves(axes, result, arm.name, colors[arm.name])
+            figure.legend(loc="outside lower center", ncols=5, fontsize=8)
             figures[
                 f"The log loss of {arm.name} at each learning rate in each period, minus that of the arm itself. The "
                 "stronger the color, the higher the rate. Below 0, another choice of the rate would have been better."
@@ -138,7 +139,6 @@ def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None
             reach = max(reach, min(max(map(abs, finite)), 10.0))
     axes.axhline(0, color=palette.INK, lw=0.8)
     axes.set_ylim(-reach / 3 or -1, reach or 1)
-    axes.legend(loc="upper right", ncols=2, fontsize=8)
 
 
 def styled(draw: Callable[[], Mapping[str, Figure]]) -> Mapping[str, Figure]:
