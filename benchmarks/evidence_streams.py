@@ -7,7 +7,8 @@ DATA is a folder with the files of `STREAMS`. `flights-3m.parquet` is in the npm
 UCI's table as CSV, with its column names. Streams without a file are skipped with a message. A stream that RESULT.json
 has for the same commit of the protocol is not judged again, and an interrupted comparison continues from its cache.
 The verdicts by earlier protocols are kept as `earlier`.
-Further options are those of `cadam ab`: --events 20000 --seeds 2 is a quick trial, --threads the number of processes.
+Further options are those of `cadam ab`: --events 20000 --seeds 2 is a quick trial, --threads the number of processes,
+and --full reads on after a verdict.
 The commit is the last one that changed the protocol; where there is no git repository, --commit names it.
 """
 
@@ -44,7 +45,7 @@ STREAMS: dict[str, tuple[str, tuple[str, ...]]] = {
 """The file of each stream, and its options of `cadam ab`."""
 TURNOVER_EVENTS = 600_000
 PREFIXES = {"baseball": ("--events", "1000000")}
-"""The first events of a stream to which its comparison is limited, because all of them would take hours."""
+"""The first events of a stream to which its comparison is limited, because all of them would take an hour."""
 PROTOCOL = ("src/cadam/ab", "src/cadam/statistics")
 """The folders of the protocol."""
 

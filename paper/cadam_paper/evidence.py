@@ -516,7 +516,7 @@ def switch_summary() -> list[str]:
     high = [*_compare_above(adam_pairs()), *_compare_above(click_pairs())]
     low = _compare_below(adam_pairs())
     (ahead, behind), (low_ahead, low_behind) = _count_kinds(high), _count_kinds(low)
-    for_cadam, for_adam, judged = judged_streams.count_decided()
+    for_cadam, for_adam, equal, judged = judged_streams.count_decided()
     losses = judged_streams.differences()
     return [
         *table_header("your situation", "advice", "CAdam minus Adam", "how sure"),
@@ -542,7 +542,8 @@ def switch_summary() -> list[str]:
             "a click or event stream that drifts",
             "run an A/B",
             f"{min(losses):+.2f}% to {max(losses):+.2f}% of log loss (lower is better)",
-            f"`cadam ab` decides {for_cadam} of {judged} streams for CAdam and {for_adam} for Adam",
+            f"`cadam ab` decides {for_cadam} of {judged} streams for CAdam, {for_adam} for Adam; no practical "
+            f"difference on {equal}",
         ),
         table_row(
             "data without shift, or label noise",

@@ -30,6 +30,11 @@ ACTIONS = {
     "no practical difference": "no practical difference",
 }
 """The decided actions of a verdict, in words."""
+COLUMNS = (
+    *("stream", "events used", "log loss", "over time", "over seeds", "recent part, over time", "hindsight"),
+    "verdict",
+)
+"""The columns that the tables of verdicts share."""
 
 
 @cache
@@ -39,10 +44,11 @@ def verdicts() -> dict[str, dict[str, Any]]:
     return {name: results[name] for name in LABELS if name in results}
 
 
-def count_decided() -> tuple[int, int, int]:
-    """Return for how many streams the verdict is CAdam, for how many it is Adam, and the number of streams."""
+def count_decided() -> tuple[int, int, int, int]:
+    """Return for how many streams the verdict is CAdam, Adam and no practical difference, and the number of streams."""
     actions = [result["verdicts"][0]["action"] for result in verdicts().values()]
-    return actions.count("switch"), actions.count("stay"), len(actions)
+    switch, stay, equal = (actions.count(action) for action in ("switch", "stay", "no practical difference"))
+    return switch, stay, equal, len(actions)
 
 
 def differences() -> list[float]:
@@ -51,25 +57,25 @@ def differences() -> list[float]:
 
 
 def verdict_table() -> list[str]:
-    """Return the table of all verdicts, with the intervals that they need."""
-    table = table_header(
-        *("stream", "events used", "log loss", "over time", "over seeds", "recent part, over time", "hindsight"),
-        *("verdict", "before"),
-    )
+    """Return the table of all verdicts, with the intervals that they need and the verdicts by earlier protocols."""
+    table = table_header(*COLUMNS, "before")
     for name, result in verdicts().items():
-        pair = result["pairs"][0]
-        table.append(
-            table_row(
-                LABELS[name],
-                f"{result['processed_events']:,} of {result['events']:,}",
-                f"{pair['difference']:+.2f}%",
-                *(_interval(pair[key]) for key in ("over_time", "over_seeds", "recent_over_time")),
-                f"{pair['in_hindsight']:+.2f}%",
-                _verdict(pair, result["verdicts"][0]["action"]),
-                "; ".join(_earlier(each) for each in result.get("earlier", [])) or "not judged",
-            )
-        )
+        earlier = "; ".join(_earlier(each) for each in result["earlier"]) or "not judged"
+        table.append(table_row(*_cells(name, result), earlier))
     return table
+
+
+def _cells(name: str, result: dict[str, Any]) -> list[str]:
+    """Return the cells of `COLUMNS` for one stream."""
+    (pair,), (verdict,) = result["pairs"], result["verdicts"]
+    return [
+        LABELS[name],
+        f"{result['processed_events']:,} of {result['events']:,}",
+        f"{pair['difference']:+.2f}%",
+        *(_interval(pair[key]) for key in ("over_time", "over_seeds", "recent_over_time")),
+        f"{pair['in_hindsight']:+.2f}%",
+        _verdict(pair, verdict["action"]),
+    ]
 
 
 def _interval(interval: dict[str, float] | None) -> str:

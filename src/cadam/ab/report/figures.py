@@ -45,6 +45,7 @@ def result_figures(result: Result) -> Mapping[str, Figure]:
     if result.period_ends:
         figure, axes = _figure("Periods", "difference, % of the log loss")
         _draw_periods(axes, result, colors)
+        figure.legend(loc="outside lower center", ncols=3)
         figures["The difference of the log loss in each period. Below 0, the arm is better."] = figure
         for arm in result.arms:
             figure, axes = _figure(f"{arm.name}: rates along the stream", "log loss minus the arm's own, %")
@@ -123,7 +124,6 @@ def _draw_periods(axes: Axes, result: Result, colors: Mapping[str, str]) -> None
         bars = [width * share for width in widths]
         axes.bar(left, pair.periods, bars, align="edge", color=colors[pair.arm], label=pair.arm)
     axes.axhline(0, color=palette.INK, lw=0.8)
-    axes.legend(loc="best")
 
 
 def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None:

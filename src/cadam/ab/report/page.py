@@ -63,6 +63,7 @@ def render_page(title: str, study: Study, result: Result, command: str, run_comm
         title=title,
         study=study,
         result=result,
+        unit=UNITS[result.metric],
         colors=palette.arm_colors(study.arms),
         cards=cards,
         figures=drawings,
