@@ -1,7 +1,8 @@
 """Compares the predicted with the real rate of purchases that become known about a day late.
 
     python benchmarks/late_labels.py [--days 42] [--a-day 20000] [--horizon 5] [--model linear] [--optimizer CAdam]
-        [--lr 0.03] [--ways joined,horizon] [--seeds 3]
+        [--lr 0.03] [--ways joined,horizon] [--seeds 3] [--without-confidence inputs.bias,inputs.linear.weight]
+        [--first-bias -3.2]
 
 A simulated stream has items whose appeal drifts, a daily and a weekly cycle of traffic, and 4% purchases. Labels
 contain purchases only. Each arrives after an exponential delay with a mean of one day; an event without a label counts
@@ -14,15 +15,17 @@ as negative after the horizon. The ways to learn are compared on the same events
 - arrival: purchases are learned when they arrive and other events after the horizon, each once, without weights.
 
 For each day of the stream: the sum of the predicted probabilities over the number of purchases, and the AUC. Days up to
-three days after the first event was learned are warm-up. `--lr auto` tunes the learning rate, from 0.003 on.
+three days after the first event was learned are warm-up. `--lr auto` tunes the learning rate, from 0.003 on. Two
+remedies for predictions that are too low can be tried: parameters without confidence, and a first value of the bias.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,16 +138,24 @@ def run(
     lr: float | str = 0.03,
     size: int = 256,
     model_name: str = "linear",
+    without_confidence: Collection[str] = (),
+    first_bias: float = 0.0,
 ) -> Result:
     """Learn from a stream in one of the `WAYS`."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = models.build(model_name, SCHEMA)
+    torch.nn.init.constant_(model.inputs.bias, first_bias)
     options = LabelOptions(horizon * DAY, early_positives=way == "early", capacity=len(stream.time))
     is_tuned = lr == "auto"
+    spec, named = OptimizerSpec.parse(optimizer), list(model.named_parameters())
+    masked = [(name, parameter) for name, parameter in named if name not in without_confidence]
+    groups: list[dict[str, Any]] = [{"params": masked}]
+    if without_confidence:
+        groups.append({"params": [pair for pair in named if pair[0] in without_confidence], "confidence": False})
     learner = Learner(
         model,
-        OptimizerSpec.parse(optimizer).build(model, 0.003 if is_tuned else float(lr)),
+        spec.kind(groups, lr=0.003 if is_tuned else float(lr), **spec.options),
         LOG_LOSS,
         labels=options,
         batch_size=size,
@@ -182,12 +193,15 @@ def main() -> None:
     parser.add_argument("--lr", default="0.03", metavar="X", help="a number, or auto")
     parser.add_argument("--ways", default=",".join(WAYS), metavar="A,B", help="always with joined")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--without-confidence", default="", metavar="A,B", help="names of parameters")
+    parser.add_argument("--first-bias", type=float, default=0.0, metavar="X")
     options = parser.parse_args()
+    remedies = [name for name in options.without_confidence.split(",") if name], options.first_bias
     ways = [way for way in WAYS if way in ("joined", *options.ways.split(","))]
     for seed in range(options.seeds):
         stream = Purchases.simulate(options.days, options.a_day, seed)
         results = {
-            way: run(way, stream, options.horizon, options.optimizer, options.lr, model_name=options.model)
+            way: run(way, stream, options.horizon, options.optimizer, options.lr, 256, options.model, *remedies)
             for way in ways
         }
         print(f"\nseed {seed}: {len(stream.time):,} events, {stream.bought.mean():.2%} purchases")
