@@ -91,7 +91,8 @@ def difference_of(row: Row, scale: float = 1.0) -> Interval:
 def is_significant_among(difference: Interval, count: int) -> bool:
     """Whether a difference is significant as one of `count` comparisons, by the Bonferroni correction.
 
-    The difference is significant if its interval at the level 1 - 0.05 / count excludes 0.
+    Dunn (1961), "Multiple comparisons among means", Journal of the American Statistical Association 56(293). The
+    difference is significant if its interval at the level 1 - 0.05 / count excludes 0.
     """
     ratio = t_quantile(1 - 0.05 / count, difference.count - 1) / t_quantile(0.95, difference.count - 1)
     return abs(difference.mean) > ratio * difference.half_width
