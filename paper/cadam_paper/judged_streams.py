@@ -1,7 +1,8 @@
 """The verdicts of `cadam ab` about real and generated streams, as tables of the documentation.
 
-`benchmarks/evidence_streams.py` computes them and writes results/evidence_streams.json. Each stream names the commit of
-the protocol, which was made before the streams were judged.
+`benchmarks/evidence_streams.py` computes them and writes results/evidence_streams.json. With --full it reads on after
+the verdict, for results/evidence_streams_full.json. Each stream names the commit of the protocol, which was made before
+the streams were judged.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ COLUMNS = (
 
 
 @cache
-def verdicts() -> dict[str, dict[str, Any]]:
+def verdicts(file: str = "evidence_streams.json") -> dict[str, dict[str, Any]]:
     """Return the results by stream."""
-    results: dict[str, dict[str, Any]] = json.loads((ROOT / "results" / "evidence_streams.json").read_text())
+    results: dict[str, dict[str, Any]] = json.loads((ROOT / "results" / file).read_text())
     return {name: results[name] for name in LABELS if name in results}
 
 
@@ -63,6 +64,12 @@ def verdict_table() -> list[str]:
         earlier = "; ".join(_earlier(each) for each in result["earlier"]) or "not judged"
         table.append(table_row(*_cells(name, result), earlier))
     return table
+
+
+def full_table() -> list[str]:
+    """Return the table of the streams that were read on after the verdict."""
+    results = verdicts("evidence_streams_full.json")
+    return [*table_header(*COLUMNS), *(table_row(*_cells(name, result)) for name, result in results.items())]
 
 
 def _cells(name: str, result: dict[str, Any]) -> list[str]:

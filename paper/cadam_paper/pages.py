@@ -185,6 +185,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "language-models-speedup": language_models.speedup_table,
     "streams-answer": stream_tables.answer,
     "streams-verdicts": judged_streams.verdict_table,
+    "streams-verdicts-full": judged_streams.full_table,
     "streams-ab": stream_tables.comparison_table,
     "streams-rates": stream_tables.rate_table,
     "streams-tolerances": stream_tables.tolerance_table,
