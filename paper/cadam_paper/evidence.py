@@ -7,21 +7,20 @@ grid of learning rates.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.ab.report import figures, palette
+from cadam.ab.report import palette
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
 
-from . import judged_streams, mechanism
+from . import judged_streams
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
@@ -35,7 +34,6 @@ from .images import rates as image_rates
 from .images import study as images
 from .language_models import page as language_models
 from .published import (
-    ROOT,
     archive,
     difference_of,
     find_row,
@@ -234,7 +232,7 @@ def answer() -> list[str]:
         f"{_range(_means(ahead), 2)} points over seeds, {chosen}. The gain is also clear over users and time on "
         f"{_clear_streams(streams)}; on {sum(mean < 0.1 for mean in _means(streams))} streams it is below 0.1 points.",
         "4. **On images the gain grows with the learning rate.** At three times Adam's best rate CAdam is ahead by "
-        f"{_range(_means(_compare_above(adam_pairs())))} points of accuracy. The main reason is that CAdam loses less "
+        f"{_range(_means(compare_above(adam_pairs())))} points of accuracy. The main reason is that CAdam loses less "
         "than Adam if the rate is too high.",
         f"5. **Start at Adam's learning rate, then try three times that rate.** {_describe_best_rates()}",
     ]
@@ -485,8 +483,8 @@ def switch_table() -> list[str]:
         rows.append(_image_row(situation, label))
     rows.append(_stationary_click_row())
     for situation, rate, compare_at in (
-        ("a learning rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _compare_above),
-        ("a learning rate that may be too low", "the next rate below Adam's best", _compare_below),
+        ("a learning rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", compare_above),
+        ("a learning rate that may be too low", "the next rate below Adam's best", compare_below),
     ):
         on_images, on_clicks = compare_at(adam_pairs()), compare_at(click_pairs())
         image_advice, click_advice = advise(on_images), advise(on_clicks)
@@ -513,24 +511,24 @@ def switch_summary() -> list[str]:
     uncertain = sum(map(_is_significant_on_images, steady))
     text = language_models.comparisons("lm-shift", "loss")["CAdamW"]
     _, still_clicks = clicks_by_drift()
-    high = [*_compare_above(adam_pairs()), *_compare_above(click_pairs())]
-    low = _compare_below(adam_pairs())
+    high = [*compare_above(adam_pairs()), *compare_above(click_pairs())]
+    low = compare_below(adam_pairs())
     (ahead, behind), (low_ahead, low_behind) = _count_kinds(high), _count_kinds(low)
     for_cadam, for_adam, equal, judged = judged_streams.count_decided()
     losses = judged_streams.differences()
     return [
         *table_header("your situation", "advice", "CAdam minus Adam", "how sure"),
         table_row(
-            "inputs shift: images rotated during training",
+            "images rotated during training",
             "switch",
             f"{_signed_range(_means(shifted))} points of accuracy",
-            f"{significant} of {len(shifted)} gains hold after correction",
+            f"{significant} of {len(shifted)} hold after correction",
         ),
         table_row(
             "a language model on text that changes",
             "try it",
-            f"{text.difference.mean:+.2f} bits per byte (lower is better)",
-            f"clear, with {text.seeds} seeds and one model size",
+            f"{text.difference.mean:+.2f} bits per byte",
+            f"clear; {text.seeds} seeds, one model size",
         ),
         table_row(
             "the learning rate may be too high",
@@ -541,9 +539,8 @@ def switch_summary() -> list[str]:
         table_row(
             "a click or event stream that drifts",
             "run an A/B",
-            f"{min(losses):+.2f}% to {max(losses):+.2f}% of log loss (lower is better)",
-            f"`cadam ab` decides {for_cadam} of {judged} streams for CAdam, {for_adam} for Adam; no practical "
-            f"difference on {equal}",
+            f"{min(losses):+.2f}% to {max(losses):+.2f}% of log loss",
+            f"`cadam ab`: {for_cadam} of {judged} for CAdam, {for_adam} for Adam, {equal} equal",
         ),
         table_row(
             "data without shift, or label noise",
@@ -552,7 +549,7 @@ def switch_summary() -> list[str]:
             "not beyond chance" if not uncertain else f"{uncertain} of {len(steady)} gains hold after correction",
         ),
         table_row(
-            "a low learning rate that has to stay low",
+            "a low learning rate that must stay low",
             "keep Adam",
             f"{_signed_range(_means(low))} points of accuracy",
             f"ahead in {low_ahead}, behind in {low_behind} of {len(low)} cases",
@@ -596,12 +593,12 @@ def _count_larger_gains(noisy: Sequence[Finding]) -> int:
     return sum(finding.difference.mean > unchanged[finding.study].difference.mean for finding in noisy)
 
 
-def _compare_above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
+def compare_above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
     """Compare each pair at about three times the baseline's best learning rate."""
     return [pair.at(pair.baseline.nearest_to_triple(pair.baseline.best())) for pair in pairs.values()]
 
 
-def _compare_below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
+def compare_below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
     """Compare each pair at the next learning rate below the baseline's best."""
     comparisons = []
     for pair in pairs.values():
@@ -860,43 +857,6 @@ def pair_numbers(pairs: Mapping[str, Pair]) -> list[str]:
     return [f"{name}: {pair}" for name, pair in pairs.items()]
 
 
-def _image_pair_numbers(name: str) -> list[str]:
+def image_pair_numbers(name: str) -> list[str]:
+    """List every number of an experiment on images over learning rates."""
     return pair_numbers(image_pairs(name))
-
-
-def fingerprint(lines: Sequence[str]) -> str:
-    """Return a hash of the numbers of a figure. It is stored in the image file to detect outdated figures."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-FIGURES: Mapping[str, tuple[Callable[[], Figure], Callable[[], list[str]]]] = {
-    "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
-    "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
-    **{
-        f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(_image_pair_numbers, name))
-        for file, name in {"rates": "fig-rates", "sgdm": "fig-rates-sgdm", "resnet": "fig-rates-resnet"}.items()
-    },
-    "docs/img/evidence-clicks.png": (partial(rate_figure, CLICK_CURVES), lambda: pair_numbers(click_pairs())),
-    "docs/img/evidence-forest.png": (forest, finding_table),
-}
-"""The image files of the documentation: the function that draws each, and the function that lists its numbers."""
-
-
-def is_current(path: str) -> bool:
-    """Whether a figure was drawn from the numbers that the archive contains now."""
-    file, numbers = ROOT / path, FIGURES[path][1]
-    return file.exists() and fingerprint(numbers()).encode() in file.read_bytes()
-
-
-def draw(path: str) -> None:
-    """Draw a figure of the documentation and write its file."""
-    import matplotlib
-
-    draw_figure, numbers = FIGURES[path]
-    with matplotlib.rc_context(palette.STYLE):
-        figure, source = draw_figure(), fingerprint(numbers())
-        if path.endswith(".png"):
-            figure.savefig(ROOT / path, dpi=110, metadata={"Source": source})
-        else:
-            style = f"<style>{palette.color_css()}</style><!-- {source} -->"
-            (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")

@@ -45,6 +45,11 @@ def verdicts(file: str = "evidence_streams.json") -> dict[str, dict[str, Any]]:
     return {name: results[name] for name in LABELS if name in results}
 
 
+def first_pairs() -> list[dict[str, Any]]:
+    """Return the comparison of CAdam with Adam on each stream."""
+    return [result["pairs"][0] for result in verdicts().values()]
+
+
 def count_decided() -> tuple[int, int, int, int]:
     """Return for how many streams the verdict is CAdam, Adam and no practical difference, and the number of streams."""
     actions = [result["verdicts"][0]["action"] for result in verdicts().values()]

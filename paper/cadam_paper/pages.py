@@ -20,7 +20,9 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from . import catalog, claims, commands_page, evidence, judged_streams, stream_tables
+from cadam.rules.family import FAMILY
+
+from . import catalog, claims, commands_page, evidence, figure_files, judged_streams, stream_tables
 from .ctr import study as click_study
 from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
@@ -170,6 +172,23 @@ def click_table() -> list[str]:
     return lines
 
 
+# Optimizers ----------------------------------------------------------------------------------------------------
+
+
+def optimizer_table() -> list[str]:
+    """Return the table of all optimizers with the default of the learning rate and the paper of the rule."""
+    lines = table_header("with confidence", "without", "rule", "default `lr`", "paper")
+    for member in FAMILY:
+        links = (f"[`{name}`](#cadam.optim.classes.{name})" for name in (f"C{member.name}", member.name))
+        text = f"{member.summary} {member.rule.doc}"
+        what = re.split(r"\.\s| \(http", text.strip())[0].strip().rstrip(".").replace("``", "`")
+        paper = re.search(r"https://(?:arxiv|papers\.nips|proceedings)[^)\s]+", text)
+        if paper is None:
+            raise ValueError(f"the rule of {member.name} names no paper")
+        lines.append(table_row(*links, what, format_rate(member.all_defaults["lr"]), f"[paper]({paper[0]})"))
+    return lines
+
+
 # All pages ---------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[], list[str]]] = {
@@ -205,6 +224,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-claims": claims.table,
     "evidence-costs": evidence.cost_table,
     "commands": commands_page.commands,
+    "optimizers": optimizer_table,
 }
 """The functions that return the lines of each table, by the name in its mark."""
 PAGES = (
@@ -215,6 +235,7 @@ PAGES = (
     "docs/language_models.md",
     "docs/evidence.md",
     "docs/cli.md",
+    "docs/reference.md",
 )
 
 
@@ -245,14 +266,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)}: tables updated")
-    for figure in evidence.FIGURES:
-        if evidence.is_current(figure):
+    for figure in figure_files.FIGURES:
+        if figure_files.is_current(figure):
             continue
         if check:
             print(f"{figure}: its numbers differ from the archive; run `make docs`", file=sys.stderr)
             code = 1
         else:
-            evidence.draw(figure)
+            figure_files.draw(figure)
             print(f"{figure}: figure updated")
     return code
 

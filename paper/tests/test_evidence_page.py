@@ -10,7 +10,7 @@ import pytest
 
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
-from cadam_paper import claims, evidence, published, stream_tables
+from cadam_paper import claims, evidence, figure_files, published, stream_tables
 from cadam_paper.harness.rate_pairs import Pair
 from cadam_paper.harness.results import Results
 from cadam_paper.harness.summary import Row
@@ -140,9 +140,9 @@ def test_windows_of_epochs_cover_all_epochs_and_the_last_window_is_the_last_epoc
 
 def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "docs/img/evidence-forest.png"
-    assert evidence.is_current(path)
-    monkeypatch.setitem(evidence.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
-    assert not evidence.is_current(path)
+    assert figure_files.is_current(path)
+    monkeypatch.setitem(figure_files.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
+    assert not figure_files.is_current(path)
 
 
 def test_the_fingerprint_of_a_figure_covers_all_learning_rates() -> None:

@@ -56,7 +56,7 @@ class Member:
         """
         paragraphs = [self.summary, self.rule.doc.strip()]
         if confidence:
-            paragraphs.insert(0, f"{self.name} with confidence: {CONFIDENCE}")
+            paragraphs[:0] = [f"{self.name} with confidence: {CONFIDENCE}", MASK]
             paragraphs.append(PAPER)
         described = [
             textwrap.fill(f"{name}: {text}", 118, initial_indent=4 * " ", subsequent_indent=8 * " ")
@@ -67,6 +67,8 @@ class Member:
 
 
 CONFIDENCE = "an element moves only where momentum and gradient agree in sign."
+MASK = "    p <- p - lr * step      only where sign(momentum) = sign(g), and neither is 0"
+"""The update with confidence in the notation of the rules, for docstrings."""
 PAPER = """\
 Confidence is introduced in "CAdam: Confidence-Based Optimization for Online Learning"
 (https://arxiv.org/abs/2411.19647)."""

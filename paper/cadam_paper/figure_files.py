@@ -1,0 +1,66 @@
+"""The image files of the documentation. `pages` draws a file again if its numbers have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cadam.ab.report import figures, palette
+
+from . import mechanism
+from .evidence import (
+    CLICK_CURVES,
+    click_pairs,
+    finding_table,
+    forest,
+    image_pair_numbers,
+    pair_numbers,
+    rate_figure,
+)
+from .language_models import page as language_models
+from .pictures import PICTURES, Picture
+from .published import ROOT
+
+if TYPE_CHECKING:
+    pass
+
+
+def fingerprint(lines: Sequence[str]) -> str:
+    """Return a hash of the numbers of a figure. It is stored in the image file to detect outdated figures."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+FIGURES: Mapping[str, Picture] = {
+    "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
+    "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
+    **{
+        f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(image_pair_numbers, name))
+        for file, name in {"rates": "fig-rates", "sgdm": "fig-rates-sgdm", "resnet": "fig-rates-resnet"}.items()
+    },
+    "docs/img/evidence-clicks.png": (partial(rate_figure, CLICK_CURVES), lambda: pair_numbers(click_pairs())),
+    "docs/img/evidence-forest.png": (forest, finding_table),
+    **PICTURES,
+}
+"""The image files of the documentation: the function that draws each, and the function that lists its numbers."""
+
+
+def is_current(path: str) -> bool:
+    """Whether a figure was drawn from the numbers that the archive contains now."""
+    file, numbers = ROOT / path, FIGURES[path][1]
+    return file.exists() and fingerprint(numbers()).encode() in file.read_bytes()
+
+
+def draw(path: str) -> None:
+    """Draw a figure of the documentation and write its file."""
+    import matplotlib
+
+    draw_figure, numbers = FIGURES[path]
+    with matplotlib.rc_context(palette.STYLE):
+        figure, source = draw_figure(), fingerprint(numbers())
+        if path.endswith(".png"):
+            figure.savefig(ROOT / path, dpi=110, metadata={"Source": source})
+        else:
+            style = f"<style>{palette.color_css()}</style><!-- {source} -->"
+            (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")
