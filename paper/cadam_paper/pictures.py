@@ -311,7 +311,7 @@ def speed_chart() -> Figure:
     return figure
 
 
-# The advice by situation ------------------------------------------------------------------------------------------------
+# The advice by situation ------------------------------------------------------------------------------------------
 
 
 def switch_rows() -> list[tuple[str, dict[str, list[Interval]]]]:
