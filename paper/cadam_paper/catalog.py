@@ -47,7 +47,7 @@ EXPERIMENTS = {
     "continual": "cadam_paper.continual.study:CONTINUAL",
     "masking": "cadam_paper.masking:MASKING",
     "theorem": "cadam_paper.theory:THEOREM",
-    "demo-stream": "cadam_paper.demo:DEMO_STREAM",
+    "demo-stream": "cadam_paper.simulated_clicks:DEMO_STREAM",
     "ab-flights": "cadam_paper.real_streams:FLIGHTS",
     "ab-movielens": "cadam_paper.real_streams:MOVIELENS",
     "ab-electricity": "cadam_paper.real_streams:ELECTRICITY",

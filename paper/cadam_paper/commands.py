@@ -10,6 +10,7 @@ from collections.abc import Callable
 from cadam.cli.commands import Command
 
 _EXPERIMENTS = "cadam_paper.experiment_commands"
+_DEMO = "cadam_paper.demo"
 _CRITEO = "cadam_paper.ctr.command"
 
 COMMANDS = (
@@ -39,9 +40,9 @@ COMMANDS = (
     ),
     Command(
         "demo",
-        "Compare Adam and CAdam on a moving minimum and a click stream in about a minute, then write the report.",
-        f"{_EXPERIMENTS}:add_demo_arguments",
-        f"{_EXPERIMENTS}:demo",
+        "See in about a minute what CAdam does: one weight, two simulated click logs, and a page with pictures.",
+        f"{_DEMO}:add_arguments",
+        f"{_DEMO}:run",
     ),
     Command(
         "criteo",

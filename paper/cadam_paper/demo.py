@@ -1,277 +1,200 @@
-"""The experiment behind `cadam demo`: Adam and CAdam on a simulated click stream with distribution shift and noise.
+"""`cadam demo`: the mechanism on one weight, an A/B on two simulated click logs, and one page that shows both.
 
-Users are shown items, and a latent factor model determines the click probability. The latent factors of the items drift
-continuously and are replaced at regular intervals (sudden shift), and a share of the labels is flipped (label noise).
-The model is a small DeepFM with prequential evaluation: it predicts each batch before it learns from it. Both
-optimizers see the same events and start from the same weights. Each uses the learning rate that was best for it on
-other seeds.
-
-This experiment is not in the paper. It replaces the paper's online experiments, whose data are private.
+The first log has what CAdam is made for: the taste of the users changes suddenly at regular intervals, and a share of
+the labels is flipped. The second log has neither. Both are judged by `cadam ab` with its defaults, so the commands on
+the page repeat the results. The logs are simulated, and no evidence about real traffic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-import cadam
 from cadam.ab.report import palette
-from cadam.online.metrics.auc import auc
-from cadam.online.metrics.log_loss import log_loss
-from cadam.statistics.comparison import compare
-from cadam.statistics.intervals import Array
+from cadam.ab.report.figures import styled, svg
+from cadam.ab.report.page import render_part, template_environment, verdict_cards
+from cadam.ab.result import Result
+from cadam.ab.runner import RunCache, StudyRunner
+from cadam.ab.text import format_duration
+from cadam.atomic_write import replace_file
+from cadam.cli import ab
+from cadam.cli.ab_arguments import add_arguments as add_ab_arguments
+from cadam.cli.exit_codes import DONE, NO_PACKAGE, USAGE, interrupt_code
 
-from .harness.experiment import Experiment, Plan
-from .harness.learning_rates import RateChoice, choose_lr
-from .harness.results import Outcome, Results, RunSpec, tuning_seeds
-from .harness.summary import Summary, comparison_row
-from .harness.verdict import verdict_over_seeds
+from . import mechanism
+from .harness import command
+from .harness.panels import panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ARMS = ("CAdam", "Adam")
-LR_GRID = (1e-3, 3e-3, 1e-2, 3e-2)
-WINDOW = 10
-"""Number of batches over which a point of the curves is computed."""
-BATCHES, BATCH_SIZE, CHANGE_EVERY = 500, 128, 125
-SETTINGS = {
-    "batches": BATCHES,
-    "batch_size": BATCH_SIZE,
-    "change_every": CHANGE_EVERY,
-    "drift": 0.01,
-    "mistakes": 0.1,
-    "warm_up": 50,
-}
-"""Settings of every run, stored with its results.
-
-`change_every` (interval of sudden shifts) and `warm_up` are counted in batches; `drift` is the share of an item's
-variance that is redrawn with each batch; `mistakes` is the share of flipped labels.
-"""
-
-USERS, ITEMS, HOURS, SLOTS, FACTORS = 200, 100, 24, 8, 4
+NUMBERS = ("price", "discount", "rating", "stock", "recency", "session", "similarity", "popularity")
+"""The columns with numbers; a click depends on a weighted sum of them."""
+USERS, DEVICES = 500, ("android", "ios", "web")
 
 
-@dataclass
-class ClickStream:
-    """A simulated click stream of (ids, clicks) batches, whose click probabilities change over time."""
+@dataclass(frozen=True)
+class ClickLog:
+    """A simulated click log.
 
-    random: np.random.Generator
-    settings: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        draw = self.random.normal
-        self.user_factors = draw(size=(USERS, FACTORS)) / FACTORS**0.5
-        self.user_bias = draw(size=USERS) * 0.5
-        self.hour, self.slot = draw(size=HOURS) * 0.3, draw(size=SLOTS) * 0.3
-        self.change()
-
-    def change(self) -> None:
-        """Replace the latent factors and biases of all items: a sudden shift."""
-        self.item_factors = self.random.normal(size=(ITEMS, FACTORS))
-        self.item_bias = self.random.normal(size=ITEMS) * 0.7
-
-    def drift(self) -> None:
-        """Move the latent factors of the items by one step of a random walk that preserves their variance."""
-        keep = (1 - self.settings["drift"]) ** 0.5
-        noise = self.random.normal(size=self.item_factors.shape)
-        self.item_factors = keep * self.item_factors + (1 - keep**2) ** 0.5 * noise
-
-    def batch(self) -> tuple[Array, Array]:
-        """Draw the next batch: rows of the embedding table, of shape (batch, 4), and whether each event is a click."""
-        size = int(self.settings["batch_size"])
-        user, item = (_draw_skewed_ids(self.random, count, size) for count in (USERS, ITEMS))
-        hour, slot = self.random.integers(HOURS, size=size), self.random.integers(SLOTS, size=size)
-        logit = -1.2 + self.user_bias[user] + self.item_bias[item] + self.hour[hour] + self.slot[slot]
-        logit += 1.5 * (self.user_factors[user] * self.item_factors[item]).sum(1)
-        clicks = self.random.random(size) < 1 / (1 + np.exp(-logit))
-        clicks ^= self.random.random(size) < self.settings["mistakes"]
-        ids = np.stack([user, USERS + item, USERS + ITEMS + hour, USERS + ITEMS + HOURS + slot], axis=1)
-        return ids, clicks
-
-
-def _draw_skewed_ids(random: np.random.Generator, count: int, size: int) -> Array:
-    """Draw ids below `count`; small ids are the most frequent, because real users and items are skewed as well."""
-    ids: Array = (count * random.random(size) ** 2).astype(np.int64)
-    return ids
-
-
-class SmallDeepFM(nn.Module):
-    """A DeepFM (https://arxiv.org/abs/1703.04247) with one embedding table for all fields and a small MLP."""
-
-    def __init__(self, width: int = 8, hidden: int = 16) -> None:
-        super().__init__()
-        rows = USERS + ITEMS + HOURS + SLOTS
-        self.table = nn.Embedding(rows, width, sparse=True)
-        self.linear = nn.Embedding(rows, 1, sparse=True)
-        self.deep = nn.Sequential(nn.Linear(4 * width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        nn.init.normal_(self.table.weight, 0, 0.05)
-        nn.init.zeros_(self.linear.weight)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits of events whose embedding rows are `ids`, of shape (batch, 4)."""
-        embedded = self.table(ids)
-        pairs = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
-        total: Tensor = pairs + self.linear(ids).sum((1, 2)) + self.deep(embedded.flatten(1)).squeeze(1)
-        return total
-
-
-def compute(spec: RunSpec) -> Outcome:
-    """Run one optimizer over the stream with prequential evaluation: predict each batch, then learn from it."""
-    settings = spec.settings
-    stream = ClickStream(np.random.default_rng(spec.seed), settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
-        model = SmallDeepFM()
-    optimizer: cadam.Optimizer = getattr(cadam, spec.optimizer)(model.parameters(), lr=spec.lr)
-    logits, labels, aligned = [], [], []
-    for number in range(settings["batches"]):
-        if number and number % settings["change_every"] == 0:
-            stream.change()
-        stream.drift()
-        ids, clicks = stream.batch()
-        prediction = model(torch.from_numpy(ids))
-        loss = nn.functional.binary_cross_entropy_with_logits(prediction, torch.from_numpy(clicks).float())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        logits.append(prediction.detach().numpy())
-        labels.append(clicks)
-        if (number + 1) % WINDOW == 0:
-            aligned.append(optimizer.alignment(reset=True).total.over_touched)
-    scores, truth = np.stack(logits), np.stack(labels)
-    measured = slice(settings["warm_up"], None)
-    windows = range(0, settings["batches"], WINDOW)
-    by_window = [auc(scores[w : w + WINDOW].ravel(), truth[w : w + WINDOW].ravel()) for w in windows]
-    return Outcome(
-        {
-            "auc": auc(scores[measured].ravel(), truth[measured].ravel()),
-            "log_loss": log_loss(scores[measured].ravel(), truth[measured].ravel()),
-            "alignment": float(np.mean(aligned)),
-        },
-        {"auc": np.array(by_window), "alignment": np.array(aligned)},
-    )
-
-
-def _spec(optimizer: str, lr: float, seed: int) -> RunSpec:
-    return RunSpec(
-        "demo-stream", "small DeepFM", "clicks made on the fly", optimizer, lr, "drift and noise", seed, SETTINGS
-    )
-
-
-def tuning_specs(plan: Plan) -> list[RunSpec]:
-    """Return the runs on tuning seeds: both optimizers at every learning rate of the grid."""
-    seeds = tuning_seeds(2 if plan.scale == "quick" else 8)
-    return [_spec(arm, lr, seed) for arm in ARMS for lr in LR_GRID for seed in seeds]
-
-
-def choices(results: Results) -> dict[str, RateChoice]:
-    """Choose the learning rate of each optimizer by the log loss on tuning seeds."""
-    tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm).metric_by_rate("log_loss"), "lower") for arm in ARMS}
-
-
-def run_specs(plan: Plan, results: Results) -> Sequence[RunSpec]:
-    """Return the run specs that are known from the results so far.
-
-    Tuning comes first: every learning rate on the tuning seeds. Once these runs have results, each optimizer runs on
-    the test seeds at its best rate, and Adam also on the repeat seeds, to estimate the noise floor.
+    Attributes:
+        name: The name of its file, without suffix.
+        title: A title for people.
+        events: The number of events.
+        shift_interval: The number of events after which the taste of all users changes; 0 for never.
+        flipped_labels: The share of the labels that are flipped.
+        seed: The seed of the random numbers.
     """
-    tuning = tuning_specs(plan)
-    if len(results) < len(tuning):
-        return tuning
-    best = {arm: choice.lr for arm, choice in choices(results).items()}
-    tests = [_spec(arm, best[arm], seed) for seed in plan.test_seeds() for arm in ARMS]
-    return [*tuning, *tests, *(_spec("Adam", best["Adam"], seed) for seed in plan.repeat_seeds())]
+
+    name: str
+    title: str
+    events: int = 48_000
+    shift_interval: int = 0
+    flipped_labels: float = 0.0
+    seed: int = 0
+
+    @property
+    def shifts(self) -> list[int]:
+        """The events at which the taste changes."""
+        return list(range(self.shift_interval, self.events, self.shift_interval)) if self.shift_interval else []
+
+    def lines(self) -> list[str]:
+        """Return the lines of the CSV file."""
+        random = np.random.default_rng(self.seed)
+        user_bias, device_bias = 0.5 * random.normal(size=USERS), 0.3 * random.normal(size=len(DEVICES))
+        epochs = np.zeros(self.events, np.int64)
+        epochs[self.shifts] = 1
+        taste = random.normal(size=(1 + len(self.shifts), len(NUMBERS)))[np.cumsum(epochs)]
+        users = (USERS * random.random(self.events) ** 2).astype(np.int64)
+        devices = random.integers(len(DEVICES), size=self.events)
+        numbers = random.normal(size=(self.events, len(NUMBERS)))
+        logits = -1 + user_bias[users] + device_bias[devices] + (numbers * taste).sum(1)
+        clicks = random.random(self.events) < 1 / (1 + np.exp(-logits))
+        clicks ^= random.random(self.events) < self.flipped_labels
+        lines = [",".join(("time", "user_id", "device", *NUMBERS, "click"))]
+        for event in range(self.events):
+            values = ",".join(f"{value:.3f}" for value in numbers[event])
+            lines.append(
+                f"{1_700_000_000 + 10 * event},{users[event]},{DEVICES[devices[event]]},{values},{clicks[event]:d}"
+            )
+        return lines
 
 
-def summary(results: Results) -> Summary:
-    """Compare log loss and AUC of the two optimizers, each at its own learning rate."""
-    chosen = choices(results)
-    tests, repeats = results.tests(), results.repeats()
-    rows = []
-    compared = {}
-    for metric, better in (("log_loss", "lower"), ("auc", "higher")):
-        compared[metric] = compare(
-            tests.where(optimizer="CAdam").metric(metric),
-            tests.where(optimizer="Adam").metric(metric),
-            names=("CAdam", "Adam"),
-            better="lower" if better == "lower" else "higher",
-            repeat=repeats.metric(metric),
-        )
-        name = metric.upper() if metric == "auc" else metric
-        paper = "not in the paper; GAUC is higher on its private streams" if metric == "auc" else "not in the paper"
-        rows.append(comparison_row(f"{name} ({better} is better)", paper, compared[metric], tests.seconds, digits=4))
-    rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
-    verdict = (
-        f"Log loss: {verdict_over_seeds(compared['log_loss'])}. AUC: {verdict_over_seeds(compared['auc'])}. "
-        f"Each optimizer has its own learning rate, chosen on other seeds: {rates}."
+LOGS = (
+    ClickLog("shifting_clicks", "A click log that shifts, with label noise", shift_interval=6_000, flipped_labels=0.2),
+    ClickLog("steady_clicks", "The same log without shift and without label noise"),
+)
+"""The logs of the demo."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam demo`."""
+    parser.epilog = command.EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.cache_arguments(parser)
+    command.output_argument(parser, "results/demo.html")
+    parser.add_argument("--force", action="store_true", help="compute results again that exist already")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo, write its page, and return the exit code."""
+    if not command.can_draw():
+        return NO_PACKAGE
+    folder = options.output.parent / options.output.stem
+    if not command.can_write("demo", cache=options.cache, output=options.output, folder=folder):
+        return USAGE
+    print("Comparing Adam and CAdam on two simulated click logs. This needs no data and no GPU.")
+    judged = []
+    try:
+        for log in LOGS:
+            print(f"\n{log.title}")
+            path = folder / f"{log.name}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, "".join(f"{line}\n" for line in log.lines()).encode())
+            result = judge(path, options)
+            judged.append((log, path, result))
+            (card,) = verdict_cards(result)
+            print(card["headline"])
+    except KeyboardInterrupt as error:
+        print("interrupted: recorded scores are kept, and this command continues from there", file=sys.stderr)
+        return interrupt_code(error)
+    page = render_page(judged).encode()
+    replace_file(options.output, page)
+    print(f"\npage: {options.output} ({len(page) / 1e6:.2f} MB). Open it in a browser.")
+    return DONE
+
+
+def judge(path: Path, options: argparse.Namespace) -> Result:
+    """Run `cadam ab` with its defaults on a log, and write its report beside the log."""
+    parser = argparse.ArgumentParser()
+    add_ab_arguments(parser)
+    report = path.with_suffix(".html")
+    ab_options = parser.parse_args(
+        [str(path), "--label", "click", "--cache", str(options.cache), "--output", str(report)]
     )
-    return Summary(verdict, rows, [choice.warning for choice in chosen.values() if choice.warning])
+    comparison = ab.prepare(ab_options)
+    cache = RunCache(options.cache, comparison.study)
+    runner = StudyRunner(comparison.study, cache, ab_options.threads, comparison.model_bytes)
+    if options.force:
+        runner.forget()
+    stream = ab.read_stream(comparison, cache, ab_options)
+    result = ab.compute(comparison, stream, runner, ab_options)
+    runner.delete_checkpoints()
+    ab.write_report(comparison, result, ab.as_json(comparison, result, report, ab_options), report)
+    return result
 
 
-def figures(results: Results) -> Mapping[str, Figure]:
-    """Draw the AUC along the stream, and the log loss over learning rates."""
-    from matplotlib.figure import Figure
-
-    chosen = choices(results)
-    colors = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
-    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
-    along, rates = figure.subplots(1, 2, width_ratios=(2, 1))
-    events = WINDOW * BATCH_SIZE * np.arange(1, BATCHES // WINDOW + 1)
-    for change in range(CHANGE_EVERY, BATCHES, CHANGE_EVERY):
-        along.axvline(change * BATCH_SIZE, color=palette.TARGET, lw=1, ls=":")
-    for arm in reversed(ARMS):
-        along.plot(events, results.tests().where(optimizer=arm).curve("auc").mean(0), color=colors[arm], label=arm)
-        means = chosen[arm].means
-        rates.plot(list(means), list(means.values()), "o-", ms=4, color=colors[arm], label=arm)
-        rates.plot(chosen[arm].lr, means[chosen[arm].lr], "o", ms=10, mfc="none", color=colors[arm])
-    along.set(xlabel="events", ylabel="AUC per 1,280 events", title="AUC along the stream, mean over test seeds")
-    along.legend(loc="lower right")
-    rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Tuning seeds (ring: chosen)")
-    return {
-        "AUC along the stream. Dotted lines mark sudden shifts, at which the preferences for all items change.": figure
-    }
+# The page ----------------------------------------------------------------------------------------------------------
 
 
-DEMO_STREAM = Experiment(
-    name="demo-stream",
-    title="A simulated click stream with distribution change and label noise",
-    shows="Adam and CAdam predict clicks and learn from them while preferences shift and labels are noisy.",
-    claim=(
-        "In production, where the distribution shifts and labels are noisy, CAdam predicts better than Adam (table 3, "
-        "on private data: GAUC is higher by 0.26 points on average)."
-    ),
-    measure=(
-        "Log loss: the negative log likelihood of the labels under the predictions; lower is better. AUC: how often a "
-        "click is ranked above an event without a click; higher is better, 0.5 is guessing. GAUC, the paper's metric: "
-        "the AUC within a group such as a user, averaged over groups."
-    ),
-    run_specs=run_specs,
-    compute=compute,
-    summary=summary,
-    figures=figures,
-    seconds={"quick": 35, "full": 150},
-    seeds={"quick": 8, "full": 30},
-    notes=[
-        "This is not an experiment of the paper, whose streams are private. It is a small simulation and no evidence "
-        "about real traffic.",
-        "The paper prints averages of 85.34, 85.64 and +0.30 GAUC for its production runs; the means of the columns it "
-        "prints are 85.91, 86.17 and +0.26.",
-    ],
-)
+def render_page(judged: list[tuple[ClickLog, Path, Result]]) -> str:
+    """Render the page of the demo as HTML."""
+    figures = styled(
+        lambda: {
+            "mechanism": mechanism.figure(),
+            **{log.name: draw_losses(log, result) for log, _, result in judged},
+        }
+    )
+    sections: list[dict[str, Any]] = [
+        {
+            "log": log,
+            "command": f"cadam ab {path} --label click",
+            "report": f"{path.parent.name}/{path.stem}.html",
+            "cards": render_part("cards.html.j2", cards=verdict_cards(result)),
+            "drawing": svg(figures[log.name], log.name, f"{log.title}: log loss of Adam and CAdam along the stream"),
+            "result": result,
+            "duration": format_duration(result.seconds),
+        }
+        for log, path, result in judged
+    ]
+    template = template_environment("cadam_paper").get_template("demo.html.j2")
+    return template.render(
+        style=render_part("style.css.j2", color_css=palette.color_css()),
+        mechanism=svg(figures["mechanism"], "mechanism", "One weight with Adam and with CAdam"),
+        sections=sections,
+        numbers=len(NUMBERS),
+    ).lstrip()
 
-NAMES = ("fig-shift", DEMO_STREAM.name)
-"""The experiments that `cadam demo` computes."""
-BOARD = (
-    DEMO_STREAM.name,
-    "A simulated click stream with distribution change and label noise: predict, then learn",
-    ("Adam", "CAdam"),
-    {"log_loss": "log loss", "auc": "AUC"},
-)
-"""Arguments of the `Scoreboard` that `cadam demo` shows."""
+
+def draw_losses(log: ClickLog, result: Result) -> Figure:
+    """Draw the log loss of both optimizers in each period of the stream, with the shifts of the log."""
+    figure, axes = panels(1, 1, 8.4, 2.6)
+    panel = axes[0, 0]
+    processed = result.processed_events
+    for shift in log.shifts:
+        if shift < processed:
+            panel.axvline(shift, color=palette.TARGET, lw=1, ls=":")
+    colors = palette.arm_colors([arm.name for arm in result.arms])
+    starts = [result.warm_up or 0, *result.period_ends[:-1]]
+    middles = [(start + end) / 2 for start, end in zip(starts, result.period_ends, strict=True)]
+    for arm in result.arms:
+        panel.plot(middles, arm.own_loss_by_period, "o-", ms=3.5, lw=1.5, color=colors[arm.name], label=arm.name)
+    panel.axhline(result.best_constant, color=palette.MUTED, lw=0.8, ls="--", label="best constant prediction")
+    panel.set(xlabel="events", ylabel="log loss", xlim=(0, processed))
+    panel.legend(loc="lower center", ncols=3, fontsize=8)
+    return figure

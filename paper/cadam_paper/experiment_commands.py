@@ -1,4 +1,4 @@
-"""The commands `cadam list`, `reproduce`, `report`, `archive` and `demo`."""
+"""The commands `cadam list`, `reproduce`, `report` and `archive`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from .harness.experiment import Data, Experiment, Plan, Scale
 from .harness.learning_rates import NoLearningRateError
 from .harness.measured_runs import DamagedResultError
 from .harness.results import Result, Results
-from .harness.scoreboard import Scoreboard
 from .harness.time_limit import TimeLimit
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -117,13 +116,6 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names of experiments (see `cadam list`)")
     _scale_arguments(parser, default="what was last run")
     parser.add_argument("--dirty", action="store_true", help="also archive results computed by uncommitted code")
-
-
-def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `cadam demo`."""
-    _add_shared_arguments(parser)
-    command.output_argument(parser)
-    parser.add_argument("--force", action="store_true", help="compute results again that exist already")
 
 
 # list ----------------------------------------------------------------------------------------------------------
@@ -464,22 +456,3 @@ def _is_new(published: Result | None, result: Result) -> bool:
         )
         and all(np.array_equal(before.curves[name], after.curves[name], equal_nan=True) for name in before.curves)
     )
-
-
-# demo ----------------------------------------------------------------------------------------------------------
-
-
-def demo(options: argparse.Namespace) -> int:
-    """Run the demo experiments, write their report, and return the exit code."""
-    from .demo import BOARD, NAMES
-
-    if not command.can_draw():
-        return NO_PACKAGE
-    if not command.can_write("demo", cache=options.cache, output=options.output):
-        return USAGE
-    print("Comparing Adam and CAdam on a moving minimum and on simulated clicks. This needs no data and no GPU.")
-    requests = [runner.Request(e, e.plan("quick")) for e in catalog.select(NAMES)]
-    code = command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), options.force)
-    if code == DONE:
-        print(f"\n{command.write_page(requests, HEADING, options.output)}")
-    return code

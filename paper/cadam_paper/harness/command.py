@@ -30,10 +30,9 @@ from cadam.cli.exit_codes import (
 )
 from cadam.cli.writable_paths import UnwritableError, check_file, check_folder
 
-from . import console, report, runner
+from . import report, runner
 from .cache import Cache
 from .console import summary_lines as recommendation_lines
-from .scoreboard import Scoreboard
 from .summary_json import summary_as_json
 from .time_limit import TimeLimit
 
@@ -70,9 +69,9 @@ def default_cache() -> Path:
     return Path(os.environ.get("CADAM_CACHE", "results/cache"))
 
 
-def output_argument(parser: argparse.ArgumentParser) -> None:
+def output_argument(parser: argparse.ArgumentParser, default: str = "results/report.html") -> None:
     """Add the option `--output` to a parser."""
-    path = Path("results/report.html")
+    path = Path(default)
     parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
 
 
@@ -190,23 +189,3 @@ def write_page(requests: Sequence[runner.Request], heading: report.Heading, outp
     text = report.page(requests, heading).encode()
     replace_file(output, text)
     return f"report: {output} ({len(text) / 1e6:.2f} MB)"
-
-
-def with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, cache: Cache, force: bool) -> int:
-    """Compute the missing runs, show a line for each seed as it ends, and print the results."""
-    is_live = console.supports_live_display()
-    with console.live(requests, board.table) if is_live else console.plain(requests) as notify:
-
-        def notify_both(event: runner.Event) -> None:
-            if event.result is not None:
-                is_first = not board
-                line = board.add(event.result)
-                if not is_live and is_first and board:
-                    print(board.format(board.head))
-                if not is_live and line:
-                    print(board.format(line), flush=True)
-            notify(event)
-
-        code = run(requests, cache, None, force, notify_both)
-    print_lines([line for request in requests for line in summary_lines(request, cache.root)])
-    return code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...printable import printable_lines
 from ...statistics.comparison import Kind
@@ -47,7 +47,27 @@ def render_page(title: str, study: Study, result: Result, command: str, run_comm
     drawings = {
         caption: svg(figure, f"figure-{number}", caption) for number, (caption, figure) in enumerate(figures.items(), 1)
     }
-    cards = [
+    template = template_environment("cadam.ab.report").get_template("page.html.j2")
+    return template.render(
+        title=title,
+        study=study,
+        result=result,
+        unit=UNITS[result.metric],
+        colors=palette.arm_colors(study.arms),
+        cards=verdict_cards(result),
+        figures=drawings,
+        warnings=warnings(result),
+        command=command,
+        run_command=run_command,
+        duration=format_duration(result.seconds),
+        color_css=palette.color_css(),
+        css_variable=palette.css_variable,
+    ).lstrip()
+
+
+def verdict_cards(result: Result) -> list[dict[str, Any]]:
+    """Return the variables of the card of each arm: its verdict and the intervals behind it."""
+    return [
         {
             "kind": "inconclusive" if objection(pair, result) else pair.kind,
             "action": action(pair, result),
@@ -58,22 +78,16 @@ def render_page(title: str, study: Study, result: Result, command: str, run_comm
         }
         for pair in result.pairs
     ]
-    template = template_environment("cadam.ab.report").get_template("page.html.j2")
-    return template.render(
-        title=title,
-        study=study,
-        result=result,
-        unit=UNITS[result.metric],
-        colors=palette.arm_colors(study.arms),
-        cards=cards,
-        figures=drawings,
-        warnings=warnings(result),
-        command=command,
-        run_command=run_command,
-        duration=format_duration(result.seconds),
-        color_css=palette.color_css(),
-        css_variable=palette.css_variable,
-    ).lstrip()
+
+
+def render_part(name: str, **variables: Any) -> str:
+    """Render a part of the page, such as ``cards.html.j2``, for another page.
+
+    Args:
+        name: The file of the template.
+        **variables: The variables of the template.
+    """
+    return template_environment("cadam.ab.report").get_template(name).render(**variables)
 
 
 def template_environment(package: str) -> Environment:
