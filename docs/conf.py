@@ -26,7 +26,7 @@ highlight_language = "text"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
-html_show_sphinx = False
+html_show_sphinx, html_show_copyright = False, False
 html_copy_source = False
 copybutton_exclude = ".linenos, .gp, .go"
 
@@ -58,9 +58,21 @@ def _cells(notebook: Any) -> list[str]:
     return parts
 
 
-def _open_instead_of_save(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Links to reports, results and examples open them."""
-    context["body"] = context.get("body", "").replace(' download=""', "")
+NUMBERS = re.compile(r"\[[+-]?\d[\d.]*, [+-]?\d[\d.]*\]|[+-]\d[\d.,]*%?|\d[\d.]*e-\d+")
+"""Numbers that a browser would break at their sign, and intervals."""
+
+
+def _finish_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let links to reports, results and examples open them, and keep the numbers of tables in one line."""
+    body = context.get("body", "").replace(' download=""', "")
+    context["body"] = re.sub(r"<td>.*?</td>", _keep_numbers, body, flags=re.DOTALL)
+
+
+def _keep_numbers(cell: re.Match[str]) -> str:
+    def mark(text: re.Match[str]) -> str:
+        return NUMBERS.sub(r'<span class="number">\g<0></span>', text[0])
+
+    return re.sub(r"(?<=>)[^<>]+(?=<)", mark, cell[0])
 
 
 def _from_the_root(app: Any, path: Path, parent: str, content: list[str]) -> None:
@@ -165,4 +177,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", _constructor)
     app.connect("include-read", _from_the_root)
     app.add_source_parser(NotebookParser)
-    app.connect("html-page-context", _open_instead_of_save)
+    app.connect("html-page-context", _finish_page)

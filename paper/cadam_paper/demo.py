@@ -196,5 +196,5 @@ def draw_losses(log: ClickLog, result: Result) -> Figure:
         panel.plot(middles, arm.own_loss_by_period, "o-", ms=3.5, lw=1.5, color=colors[arm.name], label=arm.name)
     panel.axhline(result.best_constant, color=palette.MUTED, lw=0.8, ls="--", label="best constant prediction")
     panel.set(xlabel="events", ylabel="log loss", xlim=(0, processed))
-    panel.legend(loc="lower center", ncols=3, fontsize=8)
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8)
     return figure
