@@ -1,4 +1,4 @@
-"""The table of the paper's claims in docs/evidence.md: the paper's numbers, our numbers and a verdict for each."""
+"""The table of the paper's claims in docs/claims.md: the paper's numbers, our numbers and a verdict for each."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ CONFIRMED, PARTLY, REFUTED, UNDECIDED = "confirmed", "partly", "not confirmed", 
 """Verdicts on claims."""
 PRIVATE = "cannot be tested here"
 """Verdict on a claim about data that the authors did not publish."""
+NO_CLAIM = "no claim"
+"""Verdict on a number that the paper shows without a claim about it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,18 @@ def table() -> list[str]:
     """Return the table of all claims."""
     header = table_header("claim", "in the paper", "its number", "ours", "verdict")
     return [*header, *(table_row(c.claim, c.section, c.paper, c.ours, c.verdict) for c in claims())]
+
+
+def count_verdicts() -> list[str]:
+    """Return the sentence that counts the verdicts."""
+    kinds = (CONFIRMED, PARTLY, UNDECIDED, REFUTED, PRIVATE, NO_CLAIM)
+    counts = dict.fromkeys(kinds, 0)
+    for claim in claims():
+        (kind,) = (kind for kind in kinds if claim.verdict.startswith(kind))
+        counts[kind] += 1
+    names = {PARTLY: "partly confirmed", NO_CLAIM: "without a claim"}
+    texts = [f"{count} {names.get(kind, kind)}" for kind, count in counts.items() if count]
+    return [f"**Of {sum(counts.values())} statements: {', '.join(texts)}.**"]
 
 
 def claims() -> list[Claim]:
@@ -130,7 +144,7 @@ def _numerical() -> Iterable[Claim]:
         "app. B.1",
         "none given",
         f"final loss {_count_better(exact, 'lower')}",
-        "no claim",
+        NO_CLAIM,
     )
 
 

@@ -7,7 +7,7 @@ marks the position of a table::
     ...
     <!-- end -->
 
-The text between the marks is replaced, and the figures of docs/evidence.md are drawn again if their numbers changed.
+The text between the marks is replaced, and the image files in docs/img are drawn again if their numbers changed.
 With ``--check`` nothing is written: the outdated pages and figures are printed, and the exit code is 1 if there are
 any.
 """
@@ -222,6 +222,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-explanations": evidence.rates_of_paper_margins,
     "evidence-findings": evidence.finding_table,
     "evidence-claims": claims.table,
+    "claims-count": claims.count_verdicts,
     "evidence-costs": evidence.cost_table,
     "commands": commands_page.commands,
     "optimizers": optimizer_table,
@@ -234,6 +235,9 @@ PAGES = (
     "docs/ctr.md",
     "docs/language_models.md",
     "docs/evidence.md",
+    "docs/rates.md",
+    "docs/claims.md",
+    "docs/paper.md",
     "docs/cli.md",
     "docs/reference.md",
 )

@@ -1,4 +1,4 @@
-"""The page docs/evidence.md: its sentences, tables and figures follow from the archived results."""
+"""The pages evidence.md, rates.md and claims.md: their sentences, tables and figures follow from the archive."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[
 
 
 def test_the_page_lists_runs_as_unknown_exactly_if_claims_lack_them() -> None:
-    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
-    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
+    page, claims = ((ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("evidence", "claims"))
+    rows = [row.split(" | ") for row in claims.splitlines() if row.startswith("| ") and " | table " in row]
     unknown = page.partition("## What is not known")[2].partition("## Limits")[0]
     for command, table in {"tab-criteo ": 1, "tab-criteo-noise ": 2, "tab-ablation-criteo ": 4}.items():
         verdicts = [row[-1] for row in rows if f"table {table}" in row[1] and "Criteo" in row[0]]
