@@ -12,11 +12,11 @@ from .published import table_header, table_row
 
 
 def commands() -> list[str]:
-    """Return the Markdown of every command: its description and a table of its arguments."""
+    """Return the Markdown of every command in the order of `cadam --help`: its description and its arguments."""
     available = available_commands()
     parser = build_parser(available, with_arguments=available)
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return [text for name in sorted(subparsers.choices) for text in _command(name, subparsers.choices[name])]
+    return [text for name in subparsers.choices for text in _command(name, subparsers.choices[name])]
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:

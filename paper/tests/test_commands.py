@@ -497,3 +497,11 @@ def test_every_experiment_of_the_catalog_lists_its_runs(name: str) -> None:
         assert {spec.experiment for spec in specs} in ({name}, *shared)
         assert len(set(specs)) == len(specs) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0
+
+
+def test_the_help_lists_the_commands_of_the_product_before_those_of_the_paper(cadam: Cadam) -> None:
+    _, out, _ = cadam("--help")
+    product, _, of_the_paper = out.partition("commands of the paper's experiments:")
+    assert "    ab " in product
+    assert "    reproduce " in of_the_paper
+    assert "    reproduce " not in product

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Mapping
 
 from .. import __version__
 from ..printable import printable
@@ -102,14 +104,32 @@ def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) 
     """
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+    of_the_paper: dict[str, str] = {}
     for name, command in commands.items():
         summary = f"({command.advice}) {command.summary}" if command.advice else command.summary
-        subparser = subparsers.add_parser(name, help=summary, description=command.summary)
+        if name in PAPER_COMMANDS:
+            # argparse has one group of commands, and lists only those that have a help text.
+            of_the_paper[name] = summary
+            subparser = subparsers.add_parser(name, description=command.summary)
+        else:
+            subparser = subparsers.add_parser(name, help=summary, description=command.summary)
         subparser.set_defaults(parser=subparser)
         if name in with_arguments:
             command.add_arguments(subparser)
+    if of_the_paper:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = "\n".join(["commands of the paper's experiments:", *_command_lines(of_the_paper)])
     return parser
+
+
+def _command_lines(summaries: Mapping[str, str]) -> list[str]:
+    """Format commands and their summaries in the layout of argparse."""
+    width = max(shutil.get_terminal_size().columns - 2, 40)
+    return [
+        textwrap.fill(summary, width, initial_indent=f"    {name:<20}", subsequent_indent=24 * " ")
+        for name, summary in summaries.items()
+    ]
 
 
 def _report_interrupt(error: KeyboardInterrupt, when: str) -> int:
