@@ -25,17 +25,9 @@ NOT_YET_CONVERTED: tuple[str, ...] = ()
 PAGES_NOT_YET_CONVERTED = frozenset(
     [
         "ab",
-        "ctr",
-        "formats",
-        "jax",
-        "learning_rate",
         "online",
-        "paper",
         "serve",
         "streams",
-        "swap",
-        "ten_minutes",
-        "your_data",
     ]
 )
 """Pages of the documentation whose wording is not checked yet."""
