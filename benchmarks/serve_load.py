@@ -42,6 +42,9 @@ class Connection:
         self.port = port
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
+    def is_closed(self) -> bool:
+        return self.streams is not None and self.streams[0].at_eof()
+
     async def post(self, path: str, content: Any) -> tuple[int, bytes]:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
@@ -78,6 +81,8 @@ class Load:
             self.in_flight -= 1
 
     async def _send(self, path: str, content: Any, due: float) -> None:
+        while self.free and self.free[-1].is_closed():  # the service closes connections that were idle for 30 seconds
+            self.free.pop()
         connection = self.free.pop() if self.free else Connection(self.port)
         try:
             status, body = await asyncio.wait_for(connection.post(path, content), 15)

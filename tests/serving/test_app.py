@@ -123,6 +123,17 @@ def test_a_challenger_is_promoted_by_its_name(state: FrontState) -> None:
     log.close()
 
 
+def test_a_promotion_counts_before_the_learner_has_reported_it(state: FrontState) -> None:
+    state.status.last_message |= {"champion": "CAdam:lr=0.003", "challengers": ["Adam:lr=0.003", "Lion:lr=0.001"]}
+    state.status.last_message |= {"promotions": 0, "failed": ["Lion:lr=0.001"]}
+    assert post(state, "/promote", {"challenger": "adam"}).json() == {"champion": "Adam:lr=0.003"}
+    answer = post(state, "/promote", {"challenger": "adam"})
+    assert answer.status_code == 404
+    assert "the challengers: CAdam:lr=0.003, Lion:lr=0.001" in answer.json()["error"]
+    assert post(state, "/promote", {"challenger": "cadam"}).json() == {"champion": "CAdam:lr=0.003"}
+    assert "has failed" in post(state, "/promote", {"challenger": "lion"}).json()["error"]
+
+
 def test_a_label_among_the_columns_of_a_prediction_is_not_stored(state: FrontState) -> None:
     assert post(state, "/predict", {**EVENT, "rating": "anything"}).status_code == 200
     [(_, body)] = logged(state.config.path, "event")

@@ -61,6 +61,8 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     command = [str(world.config.path), "--challenger", "adam:lr=0.05"]
     config = read_config(parser.parse_args(command))
     assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the same command continues with the new champion"
+    config = read_config(parser.parse_args([*command[:2], "adam"]))
+    assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the saved learning rate of a challenger is kept"
     with pytest.raises(UsageError, match=r"the champion of .* is Adam:lr=0.05: give --challenger Adam:lr=0.05"):
         read_config(parser.parse_args(command[:1]))
 
@@ -145,6 +147,18 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
     assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
 
 
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_challenger_keeps_its_rate_when_the_champion_is_migrated_to_its_optimizer(world: World) -> None:
+    world.stream(100)
+    world.learn()
+    folder = str(world.config.path)
+    assert main(["migrate", folder, "--optimizer", "adam", "--lr", "0.02"]) == 0
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    config = read_config(parser.parse_args([folder, "--challenger", "adam"]))
+    assert [str(arm) for arm in config.arms()] == ["Adam:lr=0.02", FAST]
+
+
 def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(Arm.parse("cadam:lr=0.01:weight_decay=0.1", 1.0)) == "CAdam:weight_decay=0.1:lr=0.01"
     assert str(Arm.parse("adam", 0.003)) == "Adam:lr=0.003"
@@ -155,5 +169,5 @@ def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypa
     Path("schema.json").write_text('{"features": {"item": "hash:5"}, "label": "click"}')
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match=r"CAdam:lr=0.003 is the champion too: .* --challenger cadam:lr=0.001"):
         read_config(parser.parse_args(["--schema", "schema.json", "--model", "linear", "--challenger", "cadam"]))

@@ -66,7 +66,17 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main.main(["serve", "--schema", "schema.json", "--address", "0.0.0.0:0"]) == 2
 
 
-@pytest.mark.parametrize("words", [("--refresh", "fast"), ("--retain", "7 weeks"), ("--retain-size", "much")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--refresh", "fast"),
+        ("--retain", "7 weeks"),
+        ("--retain-size", "much"),
+        ("--guard", "0"),
+        ("--guard", "0ms"),
+        ("--timeout", "0"),
+    ],
+)
 def test_values_of_options_are_checked(words: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
         options(*words)

@@ -99,4 +99,5 @@ def test_labels_of_a_rollback_are_not_produced(tmp_path: Path) -> None:
     [batch] = [batch for batch in source if batch is not None]
     assert batch.labels is not None
     assert batch.labels.ids.tolist() == [2]
+    assert batch.withdrawn == [1]
     assert (rollback.position, rollback.until) == (1, 3)

@@ -47,11 +47,13 @@ class World:
             click = int((self.random.random() < (0.9 if item < 5 else 0.1)) != flipped)
             self.count += 1
             key = f"e{self.count}"
-            entries.append(
-                Entry("event", key, json.dumps({"item": item, "event_id": key, "received_at": self.count}), self.count)
-            )
-            entries.append(Entry("label", key, str(click), self.count))
+            entries += [*self.event(key, item), Entry("label", key, str(click), self.count)]
         self.log.append(entries)
+
+    def event(self, key: str, item: int = 0) -> list[Entry]:
+        """The entry of an event."""
+        body = json.dumps({"item": item, "event_id": key, "received_at": self.count})
+        return [Entry("event", key, body, self.count)]
 
     def learn(self) -> ServiceLearner:
         """Learn the log to its end and publish, as a new learner process would."""

@@ -55,7 +55,14 @@ def duration(text: str) -> float:
 
 def guard(text: str) -> float | None:
     """Parse --guard: a duration, or off, as an argparse type."""
-    return None if text == "off" else duration(text)
+    return None if text == "off" else positive_duration(text)
+
+
+def positive_duration(text: str) -> float:
+    """Parse a duration above 0, as an argparse type."""
+    if not (seconds := duration(text)):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return seconds
 
 
 def size(text: str) -> int:
@@ -143,7 +150,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="events and labels that may wait; further requests get status 503 (default: 2000)",
     )
     limits.add_argument(
-        "--timeout", dest="seconds", type=duration, default=5.0, metavar="TIME", help="longest wait (default: 5s)"
+        "--timeout",
+        dest="seconds",
+        type=positive_duration,
+        default=5.0,
+        metavar="TIME",
+        help="longest wait (default: 5s)",
     )
 
 

@@ -123,12 +123,16 @@ class ServiceConfig:
         """Return the champion at the first start and the challengers.
 
         Raises:
-            UsageError: if one of them is invalid or given twice.
+            UsageError: if one of them is invalid, or if two are equal.
         """
         arms = [Arm.parse(text, self.lr) for text in (self.optimizer, *self.challengers)]
         for number, arm in enumerate(arms):
             if str(arm) in map(str, arms[:number]):
-                raise UsageError(f"{arm} is given twice: --optimizer and --challenger must all differ")
+                names = "the champion" if str(arm) == str(arms[0]) else "another challenger"
+                raise UsageError(
+                    f"the challenger {arm} is {names} too: leave it out, or give it another learning rate, as in "
+                    f"--challenger {self.challengers[number - 1].partition(':')[0]}:lr={arm.lr / 3:.1g}"
+                )
         return arms
 
     def runtime_folder(self) -> Path:
@@ -244,7 +248,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         start_from=None if run is None else str(run.resolve()),
         optimizer=options.optimizer or name,
         lr=lr if options.lr is None else options.lr,
-        challengers=tuple(options.challenger),
+        challengers=tuple(_with_saved_rate(text, folder) for text in options.challenger),
         promotes_automatically=options.promote == "auto",
         seed=options.seed,
         device=options.device,
@@ -298,6 +302,23 @@ def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> No
         if str(arms[0]) not in saved_arms.get("challengers", {}):
             advice += f", or switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
         raise UsageError(f"the champion of {folder} is {champion}: {advice}")
+
+
+def _with_saved_rate(text: str, folder: Path) -> str:
+    """Give a challenger without a learning rate that of the challenger in the newest checkpoint that it names.
+
+    Without a checkpoint, its rate is that of the champion. The champion's rate may change later, by a migration.
+    """
+    has_rate = any(part.partition("=")[0].strip() == "lr" for part in text.split(":"))
+    if has_rate or not list_checkpoints(folder):
+        return text
+    _, state = read_newest(folder)
+    if not (arms := state.get("arms")):
+        return text
+    names = {*arms["challengers"], arms["champion"]} - {arms["first"]}
+    spec = Arm.parse(text, 1.0).spec
+    saved = [name for name in names if str(Arm.parse(name, 1.0).spec) == str(spec)]
+    return saved[0] if len(saved) == 1 else text
 
 
 def _saved_optimizer(folder: Path | None) -> tuple[str, float] | None:

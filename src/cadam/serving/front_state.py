@@ -107,20 +107,31 @@ class FrontState:
             name: its name, as ``Adam:lr=0.003``, or the part before a colon if no other challenger has it.
 
         Raises:
-            UsageError: if there is no such challenger.
+            UsageError: if there is no such challenger, or if it has failed.
             LogUnavailableError: if the log cannot be written.
         """
-        challengers: list[str] = self.status.last_message.get("challengers", [])
-        found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
-        if len(found) != 1:
-            names = ", ".join(challengers) or "none"
-            raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
         log = EventLog(self.config.log_path)
         try:
+            challengers = self._next_challengers(log)
+            found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
+            if len(found) != 1:
+                names = ", ".join(challengers) or "none"
+                raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
+            if found[0] in self.status.last_message.get("failed", []):
+                raise UsageError(f"{found[0]} has failed and cannot become the champion")
             log.add_promotion(found[0])
         finally:
             log.close()
         return found[0]
+
+    def _next_challengers(self, log: EventLog) -> list[str]:
+        """Return the challengers after the promotions that the learner has not reported yet."""
+        report = self.status.last_message
+        champion, challengers = report.get("champion"), list[str](report.get("challengers", []))
+        for promotion in log.promotions(report.get("promotions", 0)):
+            if champion is not None and promotion.challenger in challengers:
+                challengers[challengers.index(promotion.challenger)], champion = champion, promotion.challenger
+        return challengers
 
     # The learner --------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ class StatusFile:
         message["covered"], message["time"] = self._covered, time.time()
         message["champion"] = str(learner.arm)
         message["challengers"] = [str(each.arm) for each in learner.challengers]
+        message["failed"] = [str(each.arm) for each in learner.challengers if each.failure is not None]
+        message["promotions"] = learner.promotions
         new = self.path.with_name(f".{self.path.name}.new")
         try:
             new.write_text(json.dumps(message))

@@ -104,7 +104,9 @@ class LogSource(Source):
     def _convert(self, entries: Sequence[Entry]) -> Batch:
         """Convert entries to a batch, in which each label follows the events before it."""
         events = [entry for entry in entries if entry.kind == "event"]
-        labels = [entry for entry in entries if entry.kind == "label" and not self._is_rolled_back(entry)]
+        labels = [entry for entry in entries if entry.kind == "label"]
+        withdrawn = [entry.id for entry in labels if self._is_rolled_back(entry)]
+        labels = [entry for entry in labels if not self._is_rolled_back(entry)] if withdrawn else labels
         batch = Batch()
         if events:
             where = [self._where(entry) for entry in events]
@@ -117,6 +119,7 @@ class LogSource(Source):
             if not converted.rejected and not (events and batch.rejected):
                 numbers = np.array([entry.number for entry in events])
                 batch.events_before = np.searchsorted(numbers, [entry.number for entry in labels])
+        batch.withdrawn = withdrawn
         return batch
 
     def _is_rolled_back(self, entry: Entry) -> bool:
