@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +25,34 @@ from cadam.serving.event_log import EventLog
 from cadam.serving.learner_process import build_learner
 from cadam.serving.log_source import LogSource
 
+FREQUENT_CHECKPOINTS = """
+import sys
+from dataclasses import replace
+from cadam.cli import serve
+from cadam.cli.main import main
+read_config = serve.read_config
+serve.read_config = lambda options: replace(read_config(options), checkpoint_seconds=0.3)
+sys.exit(main(sys.argv[1:]))
+"""
+"""A `cadam` whose services save a checkpoint several times a second, so that a restart finds one from the middle."""
 SCHEMA = {"features": {"item": "hash:50", "price": "number?"}, "label": "click"}
 
 
 class Service:
     """A running `cadam serve`."""
 
-    def __init__(self, folder: Path, *options: str, schema: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        schema: dict[str, Any] | None = None,
+        program: Sequence[str] = ("-m", "cadam"),
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "schema.json").exists():
             (folder / "schema.json").write_text(json.dumps(schema or SCHEMA))
-        self.command = [sys.executable, "-m", "cadam", "serve", str(folder), "--address", "0", *options]
+        self.command = [sys.executable, *program, "serve", str(folder), "--address", "0", *options]
         if "--schema" not in options:
             self.command += ["--schema", str(folder / "schema.json"), "--model", "linear"]
         self.start()
@@ -49,6 +65,8 @@ class Service:
         line = self.process.stdout.readline().decode()
         assert line.startswith("serving "), (self.folder / "output.txt").read_text()
         self.url = line.split()[1]
+        port = self.url.rstrip("/").rpartition(":")[2]  # a restart has the same address
+        self.command[self.command.index("--address") + 1] = port
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -100,8 +118,8 @@ class Service:
 
 
 @contextmanager
-def running(folder: Path, *options: str, schema: dict[str, Any] | None = None) -> Iterator[Service]:
-    service = Service(folder, *options, schema=schema)
+def running(folder: Path, *options: str, **arguments: Any) -> Iterator[Service]:
+    service = Service(folder, *options, **arguments)
     try:
         yield service
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,20 @@ import pytest
 
 from cadam.online.models.model_file import UsageError
 from cadam.serving.client import AsyncClient, Client, Retries, ServiceError
+from cadam.serving.config import ServiceConfig
 from cadam.serving.supervisor import Supervisor
-from tests.serving.service_process import Service, assert_same_state, logged, replay, running, wait_for
+from tests.serving.service_process import (
+    FREQUENT_CHECKPOINTS,
+    Service,
+    assert_same_state,
+    logged,
+    replay,
+    running,
+    wait_for,
+)
 
 EVENT = {"item": "a", "price": 2.0}
-PATIENT = Retries(attempts=200, pause=0.05, longest_pause=0.2)
+PATIENT = Retries(attempts=600, pause=0.05, longest_pause=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -87,55 +97,81 @@ def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:
         Supervisor(service.config(), "127.0.0.1", 0)
 
 
-def load(service: Service, seconds: float, seed: int) -> dict[str, Any]:
-    """Predict and send labels until the time is over; return the labels that were acknowledged."""
+class Load:
+    """Threads that predict and send labels to a service, across its restarts, and record what was acknowledged."""
+
+    def __init__(self, service: Service, threads: int = 2) -> None:
+        self.service, self._stop = service, threading.Event()
+        self._pool = ThreadPoolExecutor(threads)
+        self._loads = [self._pool.submit(self._send, random.Random(seed)) for seed in range(threads)]
+
+    def _send(self, generator: random.Random) -> dict[Any, int]:
+        acknowledged: dict[Any, int] = {}
+        with Client(self.service.url, retries=PATIENT, timeout=5) as client:
+            while not self._stop.is_set():
+                events = [{"item": generator.randrange(20), "price": generator.random()} for _ in range(3)]
+                predictions = client.predict(events)
+                labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
+                client.feedback(labels)
+                acknowledged |= labels
+                time.sleep(0.002)
+        return acknowledged
+
+    def end(self) -> dict[Any, int]:
+        """Return the labels that were acknowledged."""
+        self._stop.set()
+        acknowledged = {key: label for load in self._loads for key, label in load.result(120).items()}
+        self._pool.shutdown()
+        return acknowledged
+
+
+def check_kills(folder: Path, lives: int, kills: int, seed: int = 0) -> None:
+    """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay.
+
+    In each life of the service, fronts and learners are killed a number of times, and at last the supervisor. More
+    kills in one life would wait for the pauses that the supervisor makes before it starts a process that died soon.
+    """
     generator = random.Random(seed)
-    acknowledged: dict[Any, int] = {}
-    end = time.monotonic() + seconds
-    with Client(service.url, retries=PATIENT, timeout=5) as client:
-        while time.monotonic() < end:
-            events = [{"item": generator.randrange(20), "price": generator.random()} for _ in range(3)]
-            predictions = client.predict(events)
-            labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
-            client.feedback(labels)
-            acknowledged |= labels
-    return acknowledged
-
-
-def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
-    """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay."""
-    generator = random.Random(0)
     options = ("--refresh", "50ms", "--challenger", "adam")
-    with running(folder / "service", *options) as service, ThreadPoolExecutor(2) as pool:
-        config = service.config()
-        seconds = 2 + kills * seconds_between
-        loads = [pool.submit(load, service, seconds, seed) for seed in range(2)]
-        for _ in range(kills):
-            time.sleep(seconds_between * generator.uniform(0.5, 1))
-            service.kill(generator.choice(["front", "learner_process"]))
-        acknowledged = loads[0].result() | loads[1].result()
-        service.process.kill()  # its processes notice this and end
-        service.process.wait()
-        service.start()
+    program = ("-c", FREQUENT_CHECKPOINTS)
+    with running(folder / "service", *options, program=program) as service:
+        config, load = service.config(), Load(service)
+        for _ in range(lives):
+            for _ in range(kills):
+                time.sleep(generator.uniform(0.05, 2.5))
+                service.kill(generator.choice(["front", "learner_process"]))
+            time.sleep(generator.uniform(0.05, 2.5))
+            service.process.kill()  # its processes notice this and end
+            service.process.wait()
+            service.start()
+        acknowledged = load.end()
         service.wait_until_learned()
         service.stop()
-    labels = {key: float(body) for key, body in logged(service.folder, "label")}
+    check_log_and_state(config, acknowledged, folder / "replayed")
+
+
+def check_log_and_state(config: ServiceConfig, acknowledged: dict[Any, int], replayed: Path) -> None:
+    """Check that acknowledged labels are in the log, and that the service has learned all of the log exactly once."""
+    entries = logged(config.path, "label")
+    labels = {key: float(body) for key, body in entries}
     assert len(acknowledged) > 10
+    assert len(entries) == len(labels)
     assert {key: labels.get(key) for key in acknowledged} == acknowledged
-    events = {key for key, _ in logged(service.folder, "event")}
-    replay(config, folder / "replayed")
-    saved = assert_same_state(service.folder, folder / "replayed")
+    events = {key for key, _ in logged(config.path, "event")}
+    replay(config, replayed)
+    saved = assert_same_state(config.path, replayed)
     assert saved["counts"]["learned_events"] == len(events & labels.keys())
     assert saved["pending"]["counts"]["repeated_labels"] == 0, "the log removes repeated labels before the learner"
 
 
 def test_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=2, seconds_between=2)
+    check_kills(tmp_path, lives=1, kills=1)
 
 
 @pytest.mark.slow
-def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=50, seconds_between=3)
+@pytest.mark.parametrize("seed", range(5))
+def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path, seed: int) -> None:
+    check_kills(tmp_path, lives=2, kills=4, seed=seed)
 
 
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
