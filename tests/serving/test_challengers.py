@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     folder.mkdir()
     world = World(
         folder,
-        **{"optimizer": "cadam", "lr": 1e-4, "challengers": ("adam:lr=0.05",), "guard_seconds": None, "batch_size": 40},
+        optimizer="cadam",
+        lr=1e-4,
+        challengers=("adam:lr=0.05",),
+        guard_seconds=None,
+        batch_size=40,
         promotes_automatically=request.param,
     )
     yield world
@@ -72,6 +77,31 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     assert len(world.log.promotions()) == 1
     replay(world.config, tmp_path / "replayed")
     assert_same_state(world.config.path, tmp_path / "replayed")
+
+
+def test_a_log_in_redis_is_learned_like_one_in_sqlite(
+    tmp_path: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arms, "BLOCK", 20)
+    worlds = []
+    for name, uri in (("sqlite", None), ("redis", f"{redis_server.url}/clicks")):
+        (folder := tmp_path / name).mkdir()
+        world = World(folder, uri, challengers=("adam",), guard_seconds=None)
+        world.stream(300)
+        world.learn()
+        world.stream(50)
+        world.learn()
+        world.log.add_rollback("600", 600)
+        world.stream(100)
+        assert world.learn().learned == 400
+        world.log.add_promotion("Adam:lr=0.05")
+        world.stream(20)
+        assert str(world.learn().arm) == "Adam:lr=0.05"
+        worlds.append(world)
+        world.log.close()
+    assert_same_state(*(world.config.path for world in worlds))
+    replay(worlds[1].config, tmp_path / "replayed")
+    assert_same_state(worlds[1].config.path, tmp_path / "replayed")
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)

@@ -125,21 +125,29 @@ class Load:
         return acknowledged
 
 
-def check_kills(folder: Path, lives: int, kills: int, seed: int = 0) -> None:
+def check_kills(folder: Path, lives: int, kills: int, seed: int = 0, redis: Any = None) -> None:
     """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay.
 
     In each life of the service, fronts and learners are killed a number of times, and at last the supervisor. More
-    kills in one life would wait for the pauses that the supervisor makes before it starts a process that died soon.
+    kills in one life would wait for the pauses that the supervisor makes before it starts a process that died soon. If
+    the log is in Redis, its server is killed too.
     """
     generator = random.Random(seed)
-    options = ("--refresh", "50ms", "--challenger", "adam")
+    options = ["--refresh", "50ms", "--challenger", "adam"]
+    options += [] if redis is None else ["--log", f"{redis.url}/clicks"]
     program = ("-c", FREQUENT_CHECKPOINTS)
     with running(folder / "service", *options, program=program) as service:
         config, load = service.config(), Load(service)
         for _ in range(lives):
             for _ in range(kills):
                 time.sleep(generator.uniform(0.05, 2.5))
-                service.kill(generator.choice(["front", "learner_process"]))
+                name = generator.choice(["front", "learner_process", *([] if redis is None else ["redis"])])
+                if name == "redis":
+                    redis.kill()
+                    time.sleep(generator.uniform(0, 0.5))
+                    redis.start()
+                else:
+                    service.kill(name)
             time.sleep(generator.uniform(0.05, 2.5))
             service.process.kill()  # its processes notice this and end
             service.process.wait()
@@ -172,6 +180,17 @@ def test_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -
 @pytest.mark.parametrize("seed", range(5))
 def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path, seed: int) -> None:
     check_kills(tmp_path, lives=2, kills=4, seed=seed)
+
+
+@pytest.mark.slow
+def test_with_a_log_in_redis_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
+    from tests.online.redis_server import Server
+
+    server = Server(tmp_path, "--appendfsync", "always")
+    try:
+        check_kills(tmp_path, lives=3, kills=4, redis=server)
+    finally:
+        server.stop()
 
 
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:

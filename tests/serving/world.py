@@ -13,7 +13,7 @@ from cadam.online import models
 from cadam.online.data.schema import Schema
 from cadam.online.run_config import RunConfig
 from cadam.serving.config import ServiceConfig
-from cadam.serving.event_log import Entry, EventLog
+from cadam.serving.event_log import URI_FILE, Entry, open_log
 from cadam.serving.learner_process import build_learner, restore
 from cadam.serving.learner_report import Housekeeping, Promoter
 from cadam.serving.log_source import LogSource
@@ -27,7 +27,9 @@ SCHEMA = Schema({"item": "category:10"}, label="click")
 class World:
     """A service in one process, and a stream in which items below 5 are clicked and others are not."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, log_uri: str | None = None, **options: Any) -> None:
+        if log_uri is not None:
+            (folder / URI_FILE).write_text(log_uri)
         RunConfig("", SCHEMA, "linear", lambda: models.build("linear", SCHEMA), torch.nn.BCEWithLogitsLoss(), {}).write(
             folder
         )
@@ -35,7 +37,7 @@ class World:
             *(str(folder), "linear", {}), **{"lr": 0.05, "batch_size": 200, "checkpoint_seconds": 1e9, **options}
         )
         self.log, self.random, self.count = (
-            EventLog(self.config.log_path, is_durable=False),
+            open_log(self.config.path, is_durable=False),
             np.random.default_rng(0),
             0,
         )

@@ -88,6 +88,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add("--address", default="8000", metavar="[HOST:]PORT", help="where to listen (default: 127.0.0.1:8000)")
     add("--token-file", type=Path, metavar="FILE", help="a file with the token that requests must carry")
+    add(
+        "--log",
+        metavar="URI",
+        help="keep the event log in Redis, as redis://HOST/STREAM (default: events.db in the folder of the service)",
+    )
     add("--workers", type=positive_int, default=1, metavar="N", help="front processes (default: 1)")
     add(
         "--refresh",

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..atomic_write import write_with
 from ..online import models
 from ..online.data.schema import Schema
 from ..online.models.model_file import UsageError, is_log_loss, is_model_file, load_function
@@ -26,7 +27,7 @@ from ..online.run_config import (
     model_builder,
 )
 from .arms import Arm
-from .event_log import LOG_FILE
+from .event_log import LOG_FILE, URI_FILE, open_uri
 
 ID_COLUMN, TIME_COLUMN = "event_id", "received_at"
 """The columns that a service adds to events whose schema has no id or no time."""
@@ -109,11 +110,6 @@ class ServiceConfig:
     def path(self) -> Path:
         """The folder of the service."""
         return Path(self.folder)
-
-    @property
-    def log_path(self) -> Path:
-        """The event log."""
-        return self.path / LOG_FILE
 
     def schema(self) -> Schema:
         """Read the schema of the events, with an id and a time."""
@@ -205,7 +201,8 @@ def locate(folder: Path | None) -> tuple[Path, Path | None]:
     """
     if folder is None:
         return Path("runs", "serve"), None
-    if (folder / LOG_FILE).is_file() or not list_checkpoints(folder):
+    is_service = any((folder / name).is_file() for name in (LOG_FILE, URI_FILE))
+    if is_service or not list_checkpoints(folder):
         return folder, None
     return folder / "serve", folder
 
@@ -268,7 +265,29 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     _check_arms(config, folder, is_log_loss=is_log_loss(loss))
     folder.mkdir(parents=True, exist_ok=True)
     run_config.write(folder)
+    _write_log_uri(options.log, folder)
     return config
+
+
+def _write_log_uri(uri: str | None, folder: Path) -> None:
+    """Store where the log of a service is, unless it is a SQLite log in its folder.
+
+    Raises:
+        UsageError: if the service has a SQLite log.
+        ValueError: if the URI does not name a log.
+        LogUnavailableError: if the log cannot be opened.
+    """
+    if uri is None:
+        return
+    if (folder / LOG_FILE).is_file():
+        raise UsageError(f"the log of {folder} is its file {LOG_FILE} and cannot change: leave out --log")
+    open_uri(uri).close()
+
+    def write(path: Path) -> None:
+        path.chmod(0o600)  # the URI may have a password
+        path.write_text(f"{uri}\n", encoding="utf-8")
+
+    write_with(folder / URI_FILE, write)
 
 
 def _choose_schema(options: argparse.Namespace, model: str, folder: Path | None) -> Schema:

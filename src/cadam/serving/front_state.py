@@ -15,7 +15,7 @@ from ..online.models.model_file import UsageError, is_log_loss
 from ..online.monitoring import status_server
 from ..online.run_config import SCHEMA_FILE, model_builder
 from .config import ServiceConfig
-from .event_log import EventLog, LogUnavailableError, Rollback
+from .event_log import EventLog, LogUnavailableError, Rollback, open_log
 from .learner_report import STATUS_FILE
 from .request_batcher import RequestBatcher
 from .snapshots import ServedModel
@@ -46,7 +46,7 @@ class FrontState:
         self.batcher = RequestBatcher(
             self.schema,
             self.model,
-            lambda: EventLog(config.log_path),
+            lambda: open_log(config.path),
             has_probability=self.has_probability,
             adds_time=Schema.read(config.path / SCHEMA_FILE).time is None,
             limits=config.limits,
@@ -94,7 +94,7 @@ class FrontState:
             LogUnavailableError: if the log cannot be written.
         """
         version = Versions(self.config.path).get(name)
-        log = EventLog(self.config.log_path)
+        log = open_log(self.config.path)
         try:
             return log.add_rollback(version.name, version.position)
         finally:
@@ -110,7 +110,7 @@ class FrontState:
             UsageError: if there is no such challenger, or if it has failed.
             LogUnavailableError: if the log cannot be written.
         """
-        log = EventLog(self.config.log_path)
+        log = open_log(self.config.path)
         try:
             challengers = self._next_challengers(log)
             found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
@@ -148,7 +148,7 @@ class FrontState:
                 if self._status_path.exists() and (changed := self._status_path.stat().st_mtime_ns) != file_time:
                     file_time = changed
                     self._read_status()
-                log = log or EventLog(self.config.log_path)
+                log = log or open_log(self.config.path)
                 self.staleness = self._compute_staleness(log)
             except LogUnavailableError as error:
                 logger.warning("%s", error)

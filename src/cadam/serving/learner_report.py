@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class StatusFile:
             ),
             "guard_alert": ("whether snapshots are not published because the log loss has risen", learner.is_alert),
             "rollbacks": ("number of rollbacks", self.source.generation),
-            "log_bytes": ("size of the event log", self.log.size()),
         }
+        with suppress(LogUnavailableError):
+            gauges["log_bytes"] = ("size of the event log", self.log.size())
         for name, (text, value) in gauges.items():
             families.append(GaugeMetricFamily(f"cadam_{name}", text, float(value)))
         families += _arm_families(learner)

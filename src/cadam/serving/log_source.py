@@ -54,7 +54,7 @@ class LogSource(Source):
         self.log, self.schema, self.batch_size = log, schema, batch_size
         self.event_schema = without_label(schema)
         self.follow, self.patience, self.rollbacks = follow, patience, list(rollbacks)
-        self.location = str(log.path)
+        self.location = log.location
         self.position = 0
         """The number of the last entry that was produced."""
         self._time_of_checkpoint = -math.inf
@@ -129,8 +129,11 @@ class LogSource(Source):
         return f"{self.location}, entry {entry.number}"
 
     def backlog(self) -> int | None:
-        """Return the number of entries after the position."""
-        return max(0, self.log.last_number() - self.position)
+        """Return the number of entries after the position, None if the log is not available."""
+        try:
+            return max(0, self.log.last_number() - self.position)
+        except LogUnavailableError:
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the last entry that was produced, and of the last rollback."""
