@@ -70,6 +70,9 @@ class Load:
         fields = {f"field_{n}": self.generator.randrange(5_000) for n in range(8)}
         return {**fields, "price": self.generator.random(), "age": self.generator.randrange(90)}
 
+    def connect(self) -> Connection:
+        return Connection(self.port)
+
     async def send(self, path: str, content: Any, due: float) -> None:
         if self.in_flight >= MAX_IN_FLIGHT:
             self.statuses[path]["not sent"] += 1
@@ -83,7 +86,7 @@ class Load:
     async def _send(self, path: str, content: Any, due: float) -> None:
         while self.free and self.free[-1].is_closed():  # the service closes connections that were idle for 30 seconds
             self.free.pop()
-        connection = self.free.pop() if self.free else Connection(self.port)
+        connection = self.free.pop() if self.free else self.connect()
         try:
             status, body = await asyncio.wait_for(connection.post(path, content), 15)
             self.free.append(connection)

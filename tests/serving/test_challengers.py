@@ -149,6 +149,7 @@ def test_a_challenger_that_diverges_does_not_stop_the_champion(world: World) -> 
     assert learner.learned == 200
     families = {family.name: family for family in _arm_families(learner)}
     assert families["cadam_challenger_failed"].samples[0].value == 1
+    assert families["cadam_promotions"].samples[0].value == 0
     world.log.add_promotion(str(challenger.arm))
     assert str(world.learn().arm) == SLOW
 

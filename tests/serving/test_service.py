@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,8 @@ def test_metrics_and_the_status_page_are_there(service: Service) -> None:
     text = httpx.get(service.url + "metrics").text
     for name in ("cadam_staleness_seconds", "cadam_learner_up 1", "cadam_learned", "cadam_request_seconds_bucket"):
         assert name in text
+    assert "cadam_guard_enabled 1" in text
+    assert 'cadam_served_version{version="' in text
     assert "<title>cadam</title>" in httpx.get(service.url).text
     assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 20)
 
@@ -102,6 +107,8 @@ class Load:
 
     def __init__(self, service: Service, threads: int = 2) -> None:
         self.service, self._stop = service, threading.Event()
+        self.count = 0
+        """The number of acknowledged requests with labels, more or less."""
         self._pool = ThreadPoolExecutor(threads)
         self._loads = [self._pool.submit(self._send, random.Random(seed)) for seed in range(threads)]
 
@@ -114,6 +121,7 @@ class Load:
                 labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
                 client.feedback(labels)
                 acknowledged |= labels
+                self.count += 1
                 time.sleep(0.002)
         return acknowledged
 
@@ -191,6 +199,44 @@ def test_with_a_log_in_redis_killed_processes_lose_nothing_and_learn_nothing_twi
         check_kills(tmp_path, lives=3, kills=4, redis=server)
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing_and_what_was_accepted_is_learned_once(tmp_path: Path) -> None:
+    disk, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system needs the right to mount it")
+    options = ("--refresh", "50ms", "--challenger", "adam", "--challenger", "cadam:lr=0.01")
+    try:
+        with running(disk / "service", *options, program=("-c", FREQUENT_CHECKPOINTS)) as service:
+            config, load = service.config(), Load(service)
+            for free, victim in ((0, None), (200_000, "learner_process"), (500_000, "front")):
+                count = load.count
+                wait_for(lambda count=count: load.count > count + 50, 60)
+                fill(filler, free)
+                wait_for(lambda: httpx.post(service.url + "predict", json=EVENT).status_code == 503, 60)
+                if victim is not None:
+                    service.kill(victim)
+                time.sleep(3)
+                filler.unlink()
+            count = load.count
+            wait_for(lambda: load.count > count + 50, 60)
+            acknowledged = load.end()
+            service.wait_until_learned()
+            service.stop()
+        check_log_and_state(config, acknowledged, tmp_path / "replayed")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(path: Path, free: int) -> None:
+    """Fill a disk with a file, and leave a number of bytes free."""
+    with suppress(OSError), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(path, max(0, path.stat().st_size - free))
 
 
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
