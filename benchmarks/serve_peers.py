@@ -1,10 +1,11 @@
 """The load of `serve_load` on other services: the Flask example and a daemon of Vowpal Wabbit.
 
     python -m benchmarks.serve_peers flask --seconds 60
-    python -m benchmarks.serve_peers vw --seconds 60 --vw 'vw'      # the command that starts Vowpal Wabbit
+    python -m benchmarks.serve_peers vw --seconds 60            # needs pip install vowpalwabbit
 
 Neither has a durable log, so that an acknowledged label is lost if the process is killed. A daemon of Vowpal Wabbit
-joins no labels: the client keeps each event and sends it again with its label.
+speaks its own protocol, one line per event, and joins no labels: the client keeps each event and sends it again with
+its label. A connection is served by one process, so the client uses one connection, on which requests take turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -24,13 +24,35 @@ from typing import Any
 
 from benchmarks.serve_load import SCHEMA, Connection, Load, report
 
+VW_DAEMON = """
+import sys
+from vowpalwabbit import pyvw
+workspace = pyvw.Workspace(arg_list=sys.argv[1:])
+pyvw.pylibvw.vw.run_parser(workspace)
+"""
+"""The daemon as a program, which the Python package does not have."""
+
 
 class VwConnection(Connection):
     """A connection to a daemon of Vowpal Wabbit, which answers each line with a score."""
 
     events: dict[str, dict[str, Any]] = {}
+    shared: VwConnection | None = None
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.turn = asyncio.Lock()
+
+    @classmethod
+    def open(cls, port: int) -> VwConnection:
+        cls.shared = cls.shared or cls(port)
+        return cls.shared
 
     async def post(self, path: str, content: Any) -> tuple[int, bytes]:
+        async with self.turn:
+            return await self._post(path, content)
+
+    async def _post(self, path: str, content: Any) -> tuple[int, bytes]:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
@@ -49,7 +71,7 @@ class VwConnection(Connection):
 class PeerLoad(Load):
     """The load with ids that the client chooses."""
 
-    kind: type[Connection] = Connection
+    is_vw = False
     count = 0
 
     def event(self) -> dict[str, Any]:
@@ -57,7 +79,7 @@ class PeerLoad(Load):
         return {"event_id": f"e{PeerLoad.count}", **super().event()}
 
     def connect(self) -> Connection:
-        return self.kind(self.port)
+        return VwConnection.open(self.port) if self.is_vw else Connection(self.port)
 
 
 def processor_seconds(process: int) -> float:
@@ -84,7 +106,6 @@ def main() -> None:
     parser.add_argument("--predict", type=float, default=500, help="predictions per second")
     parser.add_argument("--feedback", type=float, default=100, help="labels per second")
     parser.add_argument("--warm-up", type=float, default=3, help="seconds of half the load that are not measured")
-    parser.add_argument("--vw", default="vw", help="the command that starts Vowpal Wabbit (default: vw)")
     options = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -95,10 +116,10 @@ def main() -> None:
         example = Path(__file__).parents[1] / "examples" / "flask_service.py"
         command = [sys.executable, str(example), str(schema), folder, str(port)]
         if options.peer == "vw":
-            PeerLoad.kind = VwConnection
-            # A factorization machine of the same width, with logistic loss, is the closest model.
-            words = f"--daemon --foreground --num_children 1 --port {port} --loss_function logistic --lrqfa an8 --quiet"
-            command = [*shlex.split(options.vw), *words.split()]
+            PeerLoad.is_vw = True
+            # A factorization machine with the log loss is the closest model.
+            words = f"--daemon --foreground --port {port} --loss_function logistic --lrqfa an8 --quiet"
+            command = [sys.executable, "-c", VW_DAEMON, *words.split()]
         with open(Path(folder, "output.txt"), "w") as output:
             service = subprocess.Popen(command, stdout=output, stderr=output)
         try:

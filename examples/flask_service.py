@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from flask import Flask, request
+from werkzeug.serving import WSGIRequestHandler
 
 from cadam import CAdam
 from cadam.online import Learner, Schema, models
@@ -58,4 +59,5 @@ def feedback() -> Any:
 
 
 if __name__ == "__main__":
+    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open for several requests
     app.run(port=int(sys.argv[3]), threaded=True)
