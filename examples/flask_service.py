@@ -1,6 +1,6 @@
 """Predict and learn in one process with Flask and `Learner`, the shortest service that can be written by hand.
 
-    pip install flask
+    pip install flask waitress
     python examples/flask_service.py schema.json STATE_FOLDER PORT
 
 It has no durable log: a label that was acknowledged after the last checkpoint is lost in a crash. Predictions wait for
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from flask import Flask, request
-from werkzeug.serving import WSGIRequestHandler
+from waitress import serve
 
 from cadam import CAdam
 from cadam.online import Learner, Schema, models
@@ -59,5 +59,4 @@ def feedback() -> Any:
 
 
 if __name__ == "__main__":
-    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open for several requests
-    app.run(port=int(sys.argv[3]), threaded=True)
+    serve(app, host="127.0.0.1", port=int(sys.argv[3]), threads=8)
