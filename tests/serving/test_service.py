@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,20 @@ import pytest
 
 from cadam.online.models.model_file import UsageError
 from cadam.serving.client import AsyncClient, Client, Retries, ServiceError
+from cadam.serving.config import ServiceConfig
 from cadam.serving.supervisor import Supervisor
-from tests.serving.service_process import Service, assert_same_state, logged, replay, running, wait_for
+from tests.serving.service_process import (
+    FREQUENT_CHECKPOINTS,
+    Service,
+    assert_same_state,
+    logged,
+    replay,
+    running,
+    wait_for,
+)
 
 EVENT = {"item": "a", "price": 2.0}
-PATIENT = Retries(attempts=200, pause=0.05, longest_pause=0.2)
+PATIENT = Retries(attempts=600, pause=0.05, longest_pause=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +75,8 @@ def test_metrics_and_the_status_page_are_there(service: Service) -> None:
     text = httpx.get(service.url + "metrics").text
     for name in ("cadam_staleness_seconds", "cadam_learner_up 1", "cadam_learned", "cadam_request_seconds_bucket"):
         assert name in text
+    assert "cadam_guard_enabled 1" in text
+    assert 'cadam_served_version{version="' in text
     assert "<title>cadam</title>" in httpx.get(service.url).text
     assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 20)
 
@@ -87,55 +102,141 @@ def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:
         Supervisor(service.config(), "127.0.0.1", 0)
 
 
-def load(service: Service, seconds: float, seed: int) -> dict[str, Any]:
-    """Predict and send labels until the time is over; return the labels that were acknowledged."""
+class Load:
+    """Threads that predict and send labels to a service, across its restarts, and record what was acknowledged."""
+
+    def __init__(self, service: Service, threads: int = 2) -> None:
+        self.service, self._stop = service, threading.Event()
+        self.count = 0
+        """The number of acknowledged requests with labels, more or less."""
+        self._pool = ThreadPoolExecutor(threads)
+        self._loads = [self._pool.submit(self._send, random.Random(seed)) for seed in range(threads)]
+
+    def _send(self, generator: random.Random) -> dict[Any, int]:
+        acknowledged: dict[Any, int] = {}
+        with Client(self.service.url, retries=PATIENT, timeout=5) as client:
+            while not self._stop.is_set():
+                events = [{"item": generator.randrange(20), "price": generator.random()} for _ in range(3)]
+                predictions = client.predict(events)
+                labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
+                client.feedback(labels)
+                acknowledged |= labels
+                self.count += 1
+                time.sleep(0.002)
+        return acknowledged
+
+    def end(self) -> dict[Any, int]:
+        """Return the labels that were acknowledged."""
+        self._stop.set()
+        acknowledged = {key: label for load in self._loads for key, label in load.result(120).items()}
+        self._pool.shutdown()
+        return acknowledged
+
+
+def check_kills(folder: Path, lives: int, kills: int, seed: int = 0, redis: Any = None) -> None:
+    """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay.
+
+    In each life of the service, fronts and learners are killed a number of times, and at last the supervisor. More
+    kills in one life would wait for the pauses that the supervisor makes before it starts a process that died soon. If
+    the log is in Redis, its server is killed too.
+    """
     generator = random.Random(seed)
-    acknowledged: dict[Any, int] = {}
-    end = time.monotonic() + seconds
-    with Client(service.url, retries=PATIENT, timeout=5) as client:
-        while time.monotonic() < end:
-            events = [{"item": generator.randrange(20), "price": generator.random()} for _ in range(3)]
-            predictions = client.predict(events)
-            labels = {prediction.id: generator.randrange(2) for prediction in predictions[:2]}
-            client.feedback(labels)
-            acknowledged |= labels
-    return acknowledged
-
-
-def check_kills(folder: Path, kills: int, seconds_between: float) -> None:
-    """Kill processes under load, then compare what was acknowledged with the log, and the state with a replay."""
-    generator = random.Random(0)
-    options = ("--refresh", "50ms", "--challenger", "adam")
-    with running(folder / "service", *options) as service, ThreadPoolExecutor(2) as pool:
-        config = service.config()
-        seconds = 2 + kills * seconds_between
-        loads = [pool.submit(load, service, seconds, seed) for seed in range(2)]
-        for _ in range(kills):
-            time.sleep(seconds_between * generator.uniform(0.5, 1))
-            service.kill(generator.choice(["front", "learner_process"]))
-        acknowledged = loads[0].result() | loads[1].result()
-        service.process.kill()  # its processes notice this and end
-        service.process.wait()
-        service.start()
+    options = ["--refresh", "50ms", "--challenger", "adam"]
+    options += [] if redis is None else ["--log", f"{redis.url}/clicks"]
+    program = ("-c", FREQUENT_CHECKPOINTS)
+    with running(folder / "service", *options, program=program) as service:
+        config, load = service.config(), Load(service)
+        for _ in range(lives):
+            for _ in range(kills):
+                time.sleep(generator.uniform(0.05, 2.5))
+                name = generator.choice(["front", "learner_process", *([] if redis is None else ["redis"])])
+                if name == "redis":
+                    redis.kill()
+                    time.sleep(generator.uniform(0, 0.5))
+                    redis.start()
+                else:
+                    service.kill(name)
+            time.sleep(generator.uniform(0.05, 2.5))
+            service.process.kill()  # its processes notice this and end
+            service.process.wait()
+            service.start()
+        acknowledged = load.end()
         service.wait_until_learned()
         service.stop()
-    labels = {key: float(body) for key, body in logged(service.folder, "label")}
+    check_log_and_state(config, acknowledged, folder / "replayed")
+
+
+def check_log_and_state(config: ServiceConfig, acknowledged: dict[Any, int], replayed: Path) -> None:
+    """Check that acknowledged labels are in the log, and that the service has learned all of the log exactly once."""
+    entries = logged(config.path, "label")
+    labels = {key: float(body) for key, body in entries}
     assert len(acknowledged) > 10
+    assert len(entries) == len(labels)
     assert {key: labels.get(key) for key in acknowledged} == acknowledged
-    events = {key for key, _ in logged(service.folder, "event")}
-    replay(config, folder / "replayed")
-    saved = assert_same_state(service.folder, folder / "replayed")
+    events = {key for key, _ in logged(config.path, "event")}
+    replay(config, replayed)
+    saved = assert_same_state(config.path, replayed)
     assert saved["counts"]["learned_events"] == len(events & labels.keys())
     assert saved["pending"]["counts"]["repeated_labels"] == 0, "the log removes repeated labels before the learner"
 
 
 def test_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=2, seconds_between=2)
+    check_kills(tmp_path, lives=1, kills=1)
 
 
 @pytest.mark.slow
-def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=50, seconds_between=3)
+@pytest.mark.parametrize("seed", range(5))
+def test_processes_killed_at_50_moments_lose_nothing_and_learn_nothing_twice(tmp_path: Path, seed: int) -> None:
+    check_kills(tmp_path, lives=2, kills=4, seed=seed)
+
+
+@pytest.mark.slow
+def test_with_a_log_in_redis_killed_processes_lose_nothing_and_learn_nothing_twice(tmp_path: Path) -> None:
+    from tests.online.redis_server import Server
+
+    server = Server(tmp_path, "--appendfsync", "always")
+    try:
+        check_kills(tmp_path, lives=3, kills=4, redis=server)
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing_and_what_was_accepted_is_learned_once(tmp_path: Path) -> None:
+    disk, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system needs the right to mount it")
+    options = ("--refresh", "50ms", "--challenger", "adam", "--challenger", "cadam:lr=0.01")
+    try:
+        with running(disk / "service", *options, program=("-c", FREQUENT_CHECKPOINTS)) as service:
+            config, load = service.config(), Load(service)
+            for free, victim in ((0, None), (200_000, "learner_process"), (500_000, "front")):
+                count = load.count
+                wait_for(lambda count=count: load.count > count + 50, 60)
+                fill(filler, free)
+                wait_for(lambda: httpx.post(service.url + "predict", json=EVENT).status_code == 503, 60)
+                if victim is not None:
+                    service.kill(victim)
+                time.sleep(3)
+                filler.unlink()
+            count = load.count
+            wait_for(lambda: load.count > count + 50, 60)
+            acknowledged = load.end()
+            service.wait_until_learned()
+            service.stop()
+        check_log_and_state(config, acknowledged, tmp_path / "replayed")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(path: Path, free: int) -> None:
+    """Fill a disk with a file, and leave a number of bytes free."""
+    with suppress(OSError), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(path, max(0, path.stat().st_size - free))
 
 
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:

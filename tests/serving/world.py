@@ -13,7 +13,7 @@ from cadam.online import models
 from cadam.online.data.schema import Schema
 from cadam.online.run_config import RunConfig
 from cadam.serving.config import ServiceConfig
-from cadam.serving.event_log import Entry, EventLog
+from cadam.serving.event_log import URI_FILE, Entry, open_log
 from cadam.serving.learner_process import build_learner, restore
 from cadam.serving.learner_report import Housekeeping, Promoter
 from cadam.serving.log_source import LogSource
@@ -27,7 +27,9 @@ SCHEMA = Schema({"item": "category:10"}, label="click")
 class World:
     """A service in one process, and a stream in which items below 5 are clicked and others are not."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, log_uri: str | None = None, **options: Any) -> None:
+        if log_uri is not None:
+            (folder / URI_FILE).write_text(log_uri)
         RunConfig("", SCHEMA, "linear", lambda: models.build("linear", SCHEMA), torch.nn.BCEWithLogitsLoss(), {}).write(
             folder
         )
@@ -35,7 +37,7 @@ class World:
             *(str(folder), "linear", {}), **{"lr": 0.05, "batch_size": 200, "checkpoint_seconds": 1e9, **options}
         )
         self.log, self.random, self.count = (
-            EventLog(self.config.log_path, is_durable=False),
+            open_log(self.config.path, is_durable=False),
             np.random.default_rng(0),
             0,
         )
@@ -47,11 +49,13 @@ class World:
             click = int((self.random.random() < (0.9 if item < 5 else 0.1)) != flipped)
             self.count += 1
             key = f"e{self.count}"
-            entries.append(
-                Entry("event", key, json.dumps({"item": item, "event_id": key, "received_at": self.count}), self.count)
-            )
-            entries.append(Entry("label", key, str(click), self.count))
+            entries += [*self.event(key, item), Entry("label", key, str(click), self.count)]
         self.log.append(entries)
+
+    def event(self, key: str, item: int = 0) -> list[Entry]:
+        """The entry of an event."""
+        body = json.dumps({"item": item, "event_id": key, "received_at": self.count})
+        return [Entry("event", key, body, self.count)]
 
     def learn(self) -> ServiceLearner:
         """Learn the log to its end and publish, as a new learner process would."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..online.models.model_file import UsageError
 from ..online.monitoring.status_page import parse_address
+from ..online.persistence.checkpoints import list_checkpoints, read_newest
 from ..printable import printable
-from ..serving.config import read_config
-from ..serving.event_log import EventLog
+from ..serving.config import ServiceConfig, read_config
+from ..serving.event_log import open_log
 from ..serving.supervisor import Supervisor
 from . import writable_paths
 from .exit_codes import DONE, NO_PACKAGE, USAGE, fail
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
             )
         writable_paths.check_folder(options.folder or Path("runs"), "FOLDER")
         config = replace(read_config(options), has_local_address=is_local)
-        EventLog(config.log_path).close()  # finds a log that cannot be used before anything is started
+        _check_log(config)
         supervisor = Supervisor(config, host, port, options.workers)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         return fail("serve", error, NO_PACKAGE if isinstance(error, ImportError) else USAGE)
@@ -44,6 +45,21 @@ def run(options: argparse.Namespace) -> int:
     print("cadam serve: starting, which takes a few seconds", file=sys.stderr, flush=True)
     supervisor.run(announce)
     return DONE
+
+
+def _check_log(config: ServiceConfig) -> None:
+    """Open the log before anything is started, and check that it has the entries that the learner has read."""
+    log = open_log(config.path)
+    try:
+        last = log.last_number()
+    finally:
+        log.close()
+    position = read_newest(config.path)[1]["source"]["position"] if list_checkpoints(config.path) else 0
+    if position > last:
+        raise UsageError(
+            f"{config.folder} has learned {position:,} entries of its log, but the log ({printable(log.location)}) has "
+            f"only {last:,}: it is another log, or it has lost entries. Restore it, or give another FOLDER"
+        )
 
 
 def _is_local(host: str) -> bool:

@@ -55,7 +55,14 @@ def duration(text: str) -> float:
 
 def guard(text: str) -> float | None:
     """Parse --guard: a duration, or off, as an argparse type."""
-    return None if text == "off" else duration(text)
+    return None if text == "off" else positive_duration(text)
+
+
+def positive_duration(text: str) -> float:
+    """Parse a duration above 0, as an argparse type."""
+    if not (seconds := duration(text)):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return seconds
 
 
 def size(text: str) -> int:
@@ -81,6 +88,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add("--address", default="8000", metavar="[HOST:]PORT", help="where to listen (default: 127.0.0.1:8000)")
     add("--token-file", type=Path, metavar="FILE", help="a file with the token that requests must carry")
+    add(
+        "--log",
+        metavar="URI",
+        help="keep the event log in Redis, as redis://HOST/STREAM (default: events.db in the folder of the service)",
+    )
     add("--workers", type=positive_int, default=1, metavar="N", help="front processes (default: 1)")
     add(
         "--refresh",
@@ -143,7 +155,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="events and labels that may wait; further requests get status 503 (default: 2000)",
     )
     limits.add_argument(
-        "--timeout", dest="seconds", type=duration, default=5.0, metavar="TIME", help="longest wait (default: 5s)"
+        "--timeout",
+        dest="seconds",
+        type=positive_duration,
+        default=5.0,
+        metavar="TIME",
+        help="longest wait (default: 5s)",
     )
 
 

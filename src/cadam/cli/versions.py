@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from ..online.models.model_file import UsageError
 from ..serving.config import locate
-from ..serving.event_log import EventLog
+from ..serving.event_log import open_log
 from ..serving.versions import Versions
 from .exit_codes import DONE, FAILED, NOTHING, USAGE, fail
 
@@ -39,14 +39,14 @@ def roll_back(options: argparse.Namespace) -> int:
     folder, _ = locate(options.folder)
     try:
         version = Versions(folder).get(options.version)
-        log = EventLog(folder / "events.db")
+        log = open_log(folder)
         try:
             rollback = log.add_rollback(version.name, version.position)
         finally:
             log.close()
     except UsageError as error:
         return fail("rollback", error, USAGE)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         return fail("rollback", error, FAILED)
     print(
         f"the service continues from version {version.name}; labels of the log entries {rollback.position + 1:,} to "

@@ -217,14 +217,16 @@ class Learner:
             DamagedCheckpointError: if all checkpoints are damaged.
         """
         self._start(source)
-        is_saved = False
+        is_saved = self.resumed
         if not self._is_done(events):
             for batch in source:
                 if batch is not None:
                     self.process(batch)
+                    is_saved = False
                 for report in self.reports:
                     report(self)
-                is_saved = self._is_save_due() and self.save() is not None
+                if self._is_save_due():
+                    is_saved = self.save() is not None
                 if self._is_done(events):
                     break
         self._end(is_saved)
@@ -245,6 +247,7 @@ class Learner:
                 self._process_events(events, labels_follow=has_labels)
             if labels is not None and has_labels:
                 self._match_labels(labels)
+            self.pending.withdraw(batch.withdrawn)
             self._expire_and_train()
         if self.schedule is not None:
             self.schedule.has_unsaved_events = True
@@ -298,13 +301,13 @@ class Learner:
                 self.save()
 
     def _end(self, is_saved: bool) -> None:
-        """Call the last reports, write the rest of the log, and save the state."""
+        """Call the last reports, write the rest of the log, and save the state if it has changed."""
         for report in self.reports:
             if hasattr(report, "end"):
                 report.end(self)
         if self.log is not None:
             self.log.flush()
-        if self.schedule is not None and not is_saved:
+        if self.schedule is not None and (self.schedule.has_unsaved_events or not is_saved):
             self.save()
         self._stop_requested = False
 

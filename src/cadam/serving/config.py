@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..atomic_write import write_with
 from ..online import models
 from ..online.data.schema import Schema
 from ..online.models.model_file import UsageError, is_log_loss, is_model_file, load_function
@@ -26,7 +27,7 @@ from ..online.run_config import (
     model_builder,
 )
 from .arms import Arm
-from .event_log import LOG_FILE
+from .event_log import LOG_FILE, URI_FILE, open_uri
 
 ID_COLUMN, TIME_COLUMN = "event_id", "received_at"
 """The columns that a service adds to events whose schema has no id or no time."""
@@ -110,11 +111,6 @@ class ServiceConfig:
         """The folder of the service."""
         return Path(self.folder)
 
-    @property
-    def log_path(self) -> Path:
-        """The event log."""
-        return self.path / LOG_FILE
-
     def schema(self) -> Schema:
         """Read the schema of the events, with an id and a time."""
         return with_id_and_time(Schema.read(self.path / SCHEMA_FILE))
@@ -123,12 +119,16 @@ class ServiceConfig:
         """Return the champion at the first start and the challengers.
 
         Raises:
-            UsageError: if one of them is invalid or given twice.
+            UsageError: if one of them is invalid, or if two are equal.
         """
         arms = [Arm.parse(text, self.lr) for text in (self.optimizer, *self.challengers)]
         for number, arm in enumerate(arms):
             if str(arm) in map(str, arms[:number]):
-                raise UsageError(f"{arm} is given twice: --optimizer and --challenger must all differ")
+                names = "the champion" if str(arm) == str(arms[0]) else "another challenger"
+                raise UsageError(
+                    f"the challenger {arm} is {names} too: leave it out, or give it another learning rate, as in "
+                    f"--challenger {self.challengers[number - 1].partition(':')[0]}:lr={arm.lr / 3:.1g}"
+                )
         return arms
 
     def runtime_folder(self) -> Path:
@@ -201,7 +201,8 @@ def locate(folder: Path | None) -> tuple[Path, Path | None]:
     """
     if folder is None:
         return Path("runs", "serve"), None
-    if (folder / LOG_FILE).is_file() or not list_checkpoints(folder):
+    is_service = any((folder / name).is_file() for name in (LOG_FILE, URI_FILE))
+    if is_service or not list_checkpoints(folder):
         return folder, None
     return folder / "serve", folder
 
@@ -244,7 +245,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         start_from=None if run is None else str(run.resolve()),
         optimizer=options.optimizer or name,
         lr=lr if options.lr is None else options.lr,
-        challengers=tuple(options.challenger),
+        challengers=tuple(_with_saved_rate(text, folder) for text in options.challenger),
         promotes_automatically=options.promote == "auto",
         seed=options.seed,
         device=options.device,
@@ -264,7 +265,29 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     _check_arms(config, folder, is_log_loss=is_log_loss(loss))
     folder.mkdir(parents=True, exist_ok=True)
     run_config.write(folder)
+    _write_log_uri(options.log, folder)
     return config
+
+
+def _write_log_uri(uri: str | None, folder: Path) -> None:
+    """Store where the log of a service is, unless it is a SQLite log in its folder.
+
+    Raises:
+        UsageError: if the service has a SQLite log.
+        ValueError: if the URI does not name a log.
+        LogUnavailableError: if the log cannot be opened.
+    """
+    if uri is None:
+        return
+    if (folder / LOG_FILE).is_file():
+        raise UsageError(f"the log of {folder} is its file {LOG_FILE} and cannot change: leave out --log")
+    open_uri(uri).close()
+
+    def write(path: Path) -> None:
+        path.chmod(0o600)  # the URI may have a password
+        path.write_text(f"{uri}\n", encoding="utf-8")
+
+    write_with(folder / URI_FILE, write)
 
 
 def _choose_schema(options: argparse.Namespace, model: str, folder: Path | None) -> Schema:
@@ -298,6 +321,23 @@ def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> No
         if str(arms[0]) not in saved_arms.get("challengers", {}):
             advice += f", or switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
         raise UsageError(f"the champion of {folder} is {champion}: {advice}")
+
+
+def _with_saved_rate(text: str, folder: Path) -> str:
+    """Give a challenger without a learning rate that of the challenger in the newest checkpoint that it names.
+
+    Without a checkpoint, its rate is that of the champion. The champion's rate may change later, by a migration.
+    """
+    has_rate = any(part.partition("=")[0].strip() == "lr" for part in text.split(":"))
+    if has_rate or not list_checkpoints(folder):
+        return text
+    _, state = read_newest(folder)
+    if not (arms := state.get("arms")):
+        return text
+    names = {*arms["challengers"], arms["champion"]} - {arms["first"]}
+    spec = Arm.parse(text, 1.0).spec
+    saved = [name for name in names if str(Arm.parse(name, 1.0).spec) == str(spec)]
+    return saved[0] if len(saved) == 1 else text
 
 
 def _saved_optimizer(folder: Path | None) -> tuple[str, float] | None:

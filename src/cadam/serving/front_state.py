@@ -15,7 +15,7 @@ from ..online.models.model_file import UsageError, is_log_loss
 from ..online.monitoring import status_server
 from ..online.run_config import SCHEMA_FILE, model_builder
 from .config import ServiceConfig
-from .event_log import EventLog, LogUnavailableError, Rollback
+from .event_log import EventLog, LogUnavailableError, Rollback, open_log
 from .learner_report import STATUS_FILE
 from .request_batcher import RequestBatcher
 from .snapshots import ServedModel
@@ -46,7 +46,7 @@ class FrontState:
         self.batcher = RequestBatcher(
             self.schema,
             self.model,
-            lambda: EventLog(config.log_path),
+            lambda: open_log(config.path),
             has_probability=self.has_probability,
             adds_time=Schema.read(config.path / SCHEMA_FILE).time is None,
             limits=config.limits,
@@ -94,7 +94,7 @@ class FrontState:
             LogUnavailableError: if the log cannot be written.
         """
         version = Versions(self.config.path).get(name)
-        log = EventLog(self.config.log_path)
+        log = open_log(self.config.path)
         try:
             return log.add_rollback(version.name, version.position)
         finally:
@@ -107,20 +107,31 @@ class FrontState:
             name: its name, as ``Adam:lr=0.003``, or the part before a colon if no other challenger has it.
 
         Raises:
-            UsageError: if there is no such challenger.
+            UsageError: if there is no such challenger, or if it has failed.
             LogUnavailableError: if the log cannot be written.
         """
-        challengers: list[str] = self.status.last_message.get("challengers", [])
-        found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
-        if len(found) != 1:
-            names = ", ".join(challengers) or "none"
-            raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
-        log = EventLog(self.config.log_path)
+        log = open_log(self.config.path)
         try:
+            challengers = self._next_challengers(log)
+            found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
+            if len(found) != 1:
+                names = ", ".join(challengers) or "none"
+                raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
+            if found[0] in self.status.last_message.get("failed", []):
+                raise UsageError(f"{found[0]} has failed and cannot become the champion")
             log.add_promotion(found[0])
         finally:
             log.close()
         return found[0]
+
+    def _next_challengers(self, log: EventLog) -> list[str]:
+        """Return the challengers after the promotions that the learner has not reported yet."""
+        report = self.status.last_message
+        champion, challengers = report.get("champion"), list[str](report.get("challengers", []))
+        for promotion in log.promotions(report.get("promotions", 0)):
+            if champion is not None and promotion.challenger in challengers:
+                challengers[challengers.index(promotion.challenger)], champion = champion, promotion.challenger
+        return challengers
 
     # The learner --------------------------------------------------------------------------------------------------
 
@@ -137,7 +148,7 @@ class FrontState:
                 if self._status_path.exists() and (changed := self._status_path.stat().st_mtime_ns) != file_time:
                     file_time = changed
                     self._read_status()
-                log = log or EventLog(self.config.log_path)
+                log = log or open_log(self.config.path)
                 self.staleness = self._compute_staleness(log)
             except LogUnavailableError as error:
                 logger.warning("%s", error)

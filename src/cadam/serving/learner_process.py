@@ -27,7 +27,7 @@ from ..online.persistence.random_state import seed_generators
 from ..online.run_config import model_builder
 from .arms import ALPHA, Arm, Challenger, RecordingLearner
 from .config import ServiceConfig
-from .event_log import EventLog
+from .event_log import EventLog, open_log
 from .guard import Guard
 from .learner_report import (
     SECONDS_BETWEEN_REPORTS,
@@ -108,7 +108,7 @@ def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None])
         config: the configuration.
         set_stop: is called with the function that stops the learner.
     """
-    log = EventLog(config.log_path, is_durable=False)
+    log = open_log(config.path, is_durable=False)
     learner: ServiceLearner | None = None
     try:
         learner = _wait_for_folder(config)

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,24 @@ class StatusFile:
                 self.publisher.is_diverged,
             ),
             "guard_alert": ("whether snapshots are not published because the log loss has risen", learner.is_alert),
+            "guard_enabled": ("whether a rise of the log loss is watched", learner.guard is not None),
             "rollbacks": ("number of rollbacks", self.source.generation),
-            "log_bytes": ("size of the event log", self.log.size()),
         }
+        with suppress(LogUnavailableError):
+            gauges |= {"log_bytes": ("size of the event log", self.log.size())}
         for name, (text, value) in gauges.items():
             families.append(GaugeMetricFamily(f"cadam_{name}", text, float(value)))
+        if published is not None:
+            version = GaugeMetricFamily("cadam_served_version", "1 for the version that is served", labels=["version"])
+            version.add_metric([published.version], 1.0)
+            families.append(version)
         families += _arm_families(learner)
         message = status_message(self.title, self.started, families, point)
         message["covered"], message["time"] = self._covered, time.time()
         message["champion"] = str(learner.arm)
         message["challengers"] = [str(each.arm) for each in learner.challengers]
+        message["failed"] = [str(each.arm) for each in learner.challengers if each.failure is not None]
+        message["promotions"] = learner.promotions
         new = self.path.with_name(f".{self.path.name}.new")
         try:
             new.write_text(json.dumps(message))
@@ -168,6 +177,7 @@ def _arm_families(learner: ServiceLearner) -> list[Any]:
         return []
     champion = GaugeMetricFamily("cadam_champion", "1 for the optimizer whose model is served", labels=["optimizer"])
     champion.add_metric([str(learner.arm)], 1.0)
+    promotions = GaugeMetricFamily("cadam_promotions", "number of promotions", learner.promotions)
     difference = GaugeMetricFamily(
         "cadam_challenger_difference",
         "log loss of a challenger minus that of the champion, in percent of the latter: mean and confidence sequence",
@@ -189,4 +199,4 @@ def _arm_families(learner: ServiceLearner) -> list[Any]:
         verdict.add_metric([name], {"better": 1.0, "worse": -1.0}.get(each.scores.kind, 0.0))
         labels.add_metric([name], each.scores.events)
         failed.add_metric([name], float(each.failure is not None))
-    return [champion, difference, verdict, labels, failed]
+    return [champion, promotions, difference, verdict, labels, failed]

@@ -54,7 +54,7 @@ class LogSource(Source):
         self.log, self.schema, self.batch_size = log, schema, batch_size
         self.event_schema = without_label(schema)
         self.follow, self.patience, self.rollbacks = follow, patience, list(rollbacks)
-        self.location = str(log.path)
+        self.location = log.location
         self.position = 0
         """The number of the last entry that was produced."""
         self._time_of_checkpoint = -math.inf
@@ -104,7 +104,9 @@ class LogSource(Source):
     def _convert(self, entries: Sequence[Entry]) -> Batch:
         """Convert entries to a batch, in which each label follows the events before it."""
         events = [entry for entry in entries if entry.kind == "event"]
-        labels = [entry for entry in entries if entry.kind == "label" and not self._is_rolled_back(entry)]
+        labels = [entry for entry in entries if entry.kind == "label"]
+        withdrawn = [entry.id for entry in labels if self._is_rolled_back(entry)]
+        labels = [entry for entry in labels if not self._is_rolled_back(entry)] if withdrawn else labels
         batch = Batch()
         if events:
             where = [self._where(entry) for entry in events]
@@ -117,6 +119,7 @@ class LogSource(Source):
             if not converted.rejected and not (events and batch.rejected):
                 numbers = np.array([entry.number for entry in events])
                 batch.events_before = np.searchsorted(numbers, [entry.number for entry in labels])
+        batch.withdrawn = withdrawn
         return batch
 
     def _is_rolled_back(self, entry: Entry) -> bool:
@@ -126,8 +129,11 @@ class LogSource(Source):
         return f"{self.location}, entry {entry.number}"
 
     def backlog(self) -> int | None:
-        """Return the number of entries after the position."""
-        return max(0, self.log.last_number() - self.position)
+        """Return the number of entries after the position, None if the log is not available."""
+        try:
+            return max(0, self.log.last_number() - self.position)
+        except LogUnavailableError:
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the last entry that was produced, and of the last rollback."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -115,19 +116,15 @@ class Supervisor:
         except Timeout:
             raise UsageError(f"another cadam serve runs in {config.folder}: stop it first") from None
         self.config, self._stop = config, threading.Event()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.socket(family)
+        self._runtime = config.runtime_folder()
+        was_killed = any(self._runtime.iterdir())  # a service that is stopped deletes the folder
         try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind((host, port))
-            self._listener.listen(LISTEN_BACKLOG)
+            self._listener = _listen(host, port, SECONDS_TO_END if was_killed else 0)
         except OSError as error:
-            self._listener.close()
             self._lock.release()
             raise UsageError(f"{host}:{port}: {error.strerror or error}; give another --address") from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._listener.getsockname()[1]}/"
-        self._runtime = config.runtime_folder()
         if not list_checkpoints(config.path):  # what is left there belongs to a service that was deleted
             shutil.rmtree(self._runtime)
             self._runtime = config.runtime_folder()
@@ -191,3 +188,20 @@ class Supervisor:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+
+
+def _listen(host: str, port: int, patience: float) -> socket.socket:
+    """Open a listening socket. While the fronts of a killed service still have the address, wait up to `patience`."""
+    deadline = time.monotonic() + patience
+    while True:
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(LISTEN_BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            time.sleep(SECONDS_BETWEEN_CHECKS)

@@ -184,6 +184,8 @@ class Batch:
     """For each separate label, the number of events of this batch that arrived before it; None if that is unknown."""
     missing_columns: dict[str, int] = field(default_factory=dict)
     """The number of events whose record did not have a column of the schema, by column."""
+    withdrawn: list[Any] = field(default_factory=list)
+    """The ids of events whose labels must not be learned, so that the events wait no longer."""
 
     def in_order(self) -> Iterator[tuple[Events | None, Labels | None]]:
         """Yield pairs of events and the separate labels that arrived right after them, in the order of arrival."""
@@ -202,12 +204,14 @@ class Batch:
     def split(self, size: int) -> list[Batch]:
         """Split the batch into batches of `size` events.
 
-        A separate label stays with the event before it. Rejected records and missing columns are in the first batch.
+        A separate label stays with the event before it. Rejected records and missing columns are in the first batch,
+        withdrawn ids in the last.
         """
         if self.events is None:
             return [self]
         batches = [Batch(self.events.take(slice(start, start + size))) for start in range(0, len(self.events), size)]
         batches[0].rejected, batches[0].missing_columns = self.rejected, self.missing_columns
+        batches[-1].withdrawn = self.withdrawn
         if self.labels is not None and self.events_before is not None:
             batch_of_label = np.maximum(self.events_before - 1, 0) // size
             for index in np.unique(batch_of_label).tolist():
@@ -232,6 +236,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
             events_before.append(total + in_batch)
         total += count
     combined = Batch(rejected=[rejected for batch in batches for rejected in batch.rejected])
+    combined.withdrawn = [key for batch in batches for key in batch.withdrawn]
     combined.missing_columns = dict(sum((Counter(batch.missing_columns) for batch in batches), Counter()))
     if events:
         combined.events = Events.from_columns(concatenate_columns(events))

@@ -291,6 +291,15 @@ class PendingEvents:
         with_label = [key for key in ids if key in self.early]
         return with_label, np.array([self.early.pop(key)[0] for key in with_label], dtype=np.float32)
 
+    def withdraw(self, ids: list[Key]) -> None:
+        """Let events wait no longer, although they have no label.
+
+        If a label of such an event arrives later, or the event itself, it counts as repeated.
+        """
+        self.resolved.add([key for key in ids if self.resolved.get(key) is None], True)
+        for key in ids:
+            self.number_of.pop(key, None)
+
     # Time ------------------------------------------------------------------------------------------------------
 
     def expire(self, clock: float) -> Columns | None:

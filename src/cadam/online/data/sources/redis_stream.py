@@ -81,14 +81,8 @@ class RedisSource(Source):
     @classmethod
     def from_uri(cls, uri: str, schema: Schema, **options: Any) -> RedisSource | None:
         """Open ``redis://HOST[:PORT]/STREAM[?db=N]``."""
-        parts = urlsplit(uri)
-        stream, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
-        if not parts.netloc or not stream:
-            return None
-        url = f"{parts.scheme}://{parts.netloc}/{query.pop('db', '0')}"
-        if query:
-            raise ValueError(f"{uri}: unknown fields {', '.join(query)}")
-        return cls(url, stream, schema, **options)
+        parsed = parse_uri(uri)
+        return None if parsed is None else cls(*parsed, schema, **options)
 
     def __iter__(self) -> Iterator[Batch | None]:
         import redis
@@ -274,6 +268,22 @@ class RedisSource(Source):
         check_state(state, source="redis", stream=self.stream)
         self.position, self._was_checked = state["position"], False
         self.entries_read, self.first_entry = state.get("entries_read"), state.get("first_entry", START)
+
+
+def parse_uri(uri: str) -> tuple[str, str] | None:
+    """Split ``redis://HOST[:PORT]/STREAM[?db=N]`` into the server's address and the stream, None if one is missing.
+
+    Raises:
+        ValueError: If the URI has other fields than ``db``.
+    """
+    parts = urlsplit(uri)
+    stream, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
+    if not parts.netloc or not stream:
+        return None
+    url = f"{parts.scheme}://{parts.netloc}/{query.pop('db', '0')}"
+    if query:
+        raise ValueError(f"{uri}: unknown fields {', '.join(query)}")
+    return url, stream
 
 
 def _sort_key(entry_id: str) -> tuple[int, int]:
