@@ -21,7 +21,7 @@ from cadam.ab.report import figures, palette
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
 
-from . import judged_streams, mechanism
+from . import judged_streams, masking_page, mechanism
 from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
@@ -864,6 +864,10 @@ def _image_pair_numbers(name: str) -> list[str]:
     return pair_numbers(image_pairs(name))
 
 
+def _masking_numbers() -> list[str]:
+    return [*masking_page.answer(), *masking_page.harm_table()]
+
+
 def fingerprint(lines: Sequence[str]) -> str:
     """Return a hash of the numbers of a figure. It is stored in the image file to detect outdated figures."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -871,6 +875,8 @@ def fingerprint(lines: Sequence[str]) -> str:
 
 FIGURES: Mapping[str, tuple[Callable[[], Figure], Callable[[], list[str]]]] = {
     "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
+    "docs/img/masking-pays.png": (partial(masking_page.figure, masking_page.PAYS), _masking_numbers),
+    "docs/img/masking-costs.png": (partial(masking_page.figure, masking_page.COSTS), masking_page.row_table),
     "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
     **{
         f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(_image_pair_numbers, name))

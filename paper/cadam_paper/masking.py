@@ -224,7 +224,8 @@ def _train_table(run: RunSpec) -> Outcome:
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def _mean(results: Results, condition: str, lr: float, metric: str) -> Interval:
+def mean_of(results: Results, condition: str, lr: float, metric: str) -> Interval:
+    """Return the mean of a metric over seeds, with its interval."""
     return interval(list(results.where(condition=condition, lr=lr).metric(metric).values()))
 
 
@@ -245,8 +246,8 @@ def summary(results: Results) -> Summary:
         for lr in RATES
         for part in ("masked", "kept")
     ]
-    low, high = (_mean(results, STEADY, lr, "harmful_masked").mean for lr in (RATES[0], RATES[-1]))
-    clean, corrupted = (_mean(results, NOISY, REFERENCE_RATE, name).mean for name in ("clean", "corrupted"))
+    low, high = (mean_of(results, STEADY, lr, "harmful_masked").mean for lr in (RATES[0], RATES[-1]))
+    clean, corrupted = (mean_of(results, NOISY, REFERENCE_RATE, name).mean for name in ("clean", "corrupted"))
     verdict = (
         f"Without change, {low:.0%} of the masked update is harmful at a learning rate of {RATES[0]:g}, and {high:.0%} "
         f"at {RATES[-1]:g}; at 50% masking costs nothing. Clean examples agree with the momentum in {clean:.1%} of the "
@@ -256,7 +257,7 @@ def summary(results: Results) -> Summary:
 
 
 def _row(label: str, results: Results, condition: str, lr: float, metric: str) -> Row:
-    share = _mean(results, condition, lr, metric)
+    share = mean_of(results, condition, lr, metric)
     values = {"mean": share.mean, "low": share.low, "high": share.high}
     return Row(label, "", f"{share.mean:.3f}", f"{share:.3f}", share.count, 0.0, values=values)
 
@@ -278,7 +279,7 @@ def figures(results: Results) -> Mapping[str, Figure]:
     over_shift.axvline(-0.5, color=palette.TARGET, ls=":", lw=1)
     over_shift.set(xlabel="step after the shift", ylabel="harmful, %", title="A sudden shift (dotted line)")
     for condition, color in zip(NETWORK_CONDITIONS, palette.SERIES[2:], strict=False):
-        shares = [_mean(results, condition, lr, "harmful_masked") for lr in RATES]
+        shares = [mean_of(results, condition, lr, "harmful_masked") for lr in RATES]
         over_rates.plot(RATES, [100 * share.mean for share in shares], "o-", ms=4, color=color, label=condition)
         low, high = ([100 * getattr(share, end) for share in shares] for end in ("low", "high"))
         over_rates.fill_between(RATES, low, high, color=color, alpha=0.15, lw=0)
@@ -291,7 +292,7 @@ def figures(results: Results) -> Mapping[str, Figure]:
     for lr, color in zip(RATES[1:4], palette.SERIES[2:], strict=False):
         harmful = 100 * results.where(condition=RARE, lr=lr).curve("harmful_masked").mean(0)
         by_count.plot(range(len(COUNTS)), harmful, "o-", ms=4, color=color, label=f"learning rate {lr:g}")
-    by_count.set_xticks(range(len(COUNTS)), _count_names())
+    by_count.set_xticks(range(len(COUNTS)), count_names())
     by_count.set(xlabel="updates of the row so far", ylabel="harmful, %", title="The masked update of embedding rows")
     for panel in (over_shift, over_rates, by_count):
         panel.axhline(50, color=palette.MUTED, lw=0.8, ls="--")
@@ -305,7 +306,8 @@ def figures(results: Results) -> Mapping[str, Figure]:
     }
 
 
-def _count_names() -> list[str]:
+def count_names() -> list[str]:
+    """Return the names of the groups of rows by the number of their updates."""
     starts = (0, *COUNTS)
     names = [f"{start + 1:g} to {end:g}" for start, end in zip(starts, COUNTS, strict=False)]
     return ["1", *names[1:-1], f"over {COUNTS[-2]:g}"]

@@ -20,7 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from . import catalog, claims, commands_page, evidence, judged_streams, stream_tables
+from . import catalog, claims, commands_page, controls, evidence, judged_streams, masking_page, stream_tables
 from .ctr import study as click_study
 from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
@@ -183,6 +183,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "language-models-answer": language_models.answer,
     "language-models": language_models.result_table,
     "language-models-speedup": language_models.speedup_table,
+    "masking-answer": masking_page.answer,
+    "masking": masking_page.harm_table,
+    "masking-rows": masking_page.row_table,
     "streams-answer": stream_tables.answer,
     "streams-verdicts": judged_streams.verdict_table,
     "streams-verdicts-full": judged_streams.full_table,
@@ -202,6 +205,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-floors": evidence.noise_floors,
     "evidence-explanations": evidence.rates_of_paper_margins,
     "evidence-findings": evidence.finding_table,
+    "evidence-controls": controls.table,
     "evidence-claims": claims.table,
     "evidence-costs": evidence.cost_table,
     "commands": commands_page.commands,
@@ -213,6 +217,7 @@ PAGES = (
     "docs/images.md",
     "docs/ctr.md",
     "docs/language_models.md",
+    "docs/mechanism.md",
     "docs/evidence.md",
     "docs/cli.md",
 )
