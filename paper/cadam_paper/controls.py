@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cadam.statistics.comparison import Better
 from cadam.statistics.intervals import Interval
 
 from . import evidence
 from .continual import study as continual
 from .continual.tasks import CONDITIONS
 from .harness.rates import RateCurve, compare_at_best_rates
+from .harness.results import Results
 from .language_models import study as language_models
 from .published import (
     difference_of,
@@ -76,30 +78,15 @@ def _language_model_lines() -> Iterable[Line]:
     for name, label in LANGUAGE_MODELS.items():
         experiment = f"{name}-controls" if name.endswith("10m") and is_complete(f"{name}-controls") else name
         if is_complete(experiment):
-            results = load(experiment).results
-            yield _line(
-                label,
-                "bits per byte over the pass, lower is better",
-                names,
-                language_models.BASELINE,
-                lambda arm, results=results: RateCurve.of(results, arm, "loss", "lower"),  # type: ignore[misc]
-                {result.spec.optimizer for result in results},
-            )
+            measure = "bits per byte over the pass, lower is better"
+            yield _line(label, measure, names, language_models.BASELINE, load(experiment).results, "loss", "lower")
 
 
 def _continual_lines() -> Iterable[Line]:
     names = {CADAM: "CAdam", CAUTIOUS: "cautious Adam", RANDOM: "Adam with a random mask"}
-    if is_complete("continual"):
-        for condition in CONDITIONS:
-            results = load("continual").results.where(condition=condition)
-            yield _line(
-                f"200 tasks in turn, {condition}",
-                "online accuracy, %",
-                names,
-                continual.BASELINE,
-                lambda arm, results=results: RateCurve.of(results, arm, "accuracy", "higher"),  # type: ignore[misc]
-                {result.spec.optimizer for result in results},
-            )
+    for condition in CONDITIONS if is_complete("continual") else ():
+        label, results = f"200 tasks in turn, {condition}", load("continual").results.where(condition=condition)
+        yield _line(label, "online accuracy, %", names, continual.BASELINE, results, "accuracy", "higher")
 
 
 def _stream_lines() -> Iterable[Line]:
@@ -111,9 +98,15 @@ def _stream_lines() -> Iterable[Line]:
 
 
 def _line(
-    study: str, measure: str, names: Mapping[str, str], baseline: str, curve: Callable[[str], RateCurve], run: set[str]
+    study: str, measure: str, names: Mapping[str, str], baseline: str, results: Results, metric: str, better: Better
 ) -> Line:
-    compared = {arm: compare_at_best_rates(curve(name), curve(baseline)) for arm, name in names.items() if name in run}
+    """Return the line of a study from the results of all arms; `names` has the names of the arms in the results."""
+    of_baseline = RateCurve.of(results, baseline, metric, better)
+    compared = {
+        arm: compare_at_best_rates(RateCurve.of(results, name, metric, better), of_baseline)
+        for arm, name in names.items()
+        if results.where(optimizer=name)
+    }
     differences = {arm: comparison.difference for arm, comparison in compared.items()}
     return Line(study, measure, compared[CADAM].baseline_mean, differences)
 
