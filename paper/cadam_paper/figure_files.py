@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from cadam.ab.report import figures, palette
 
-from . import mechanism
+from . import masking_page, mechanism
 from .evidence import (
     CLICK_CURVES,
     click_pairs,
@@ -23,8 +22,9 @@ from .language_models import page as language_models
 from .pictures import PICTURES, Picture
 from .published import ROOT
 
-if TYPE_CHECKING:
-    pass
+
+def _masking_numbers() -> list[str]:
+    return [*masking_page.answer(), *masking_page.harm_table()]
 
 
 def fingerprint(lines: Sequence[str]) -> str:
@@ -34,6 +34,8 @@ def fingerprint(lines: Sequence[str]) -> str:
 
 FIGURES: Mapping[str, Picture] = {
     "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
+    "docs/img/masking-pays.png": (partial(masking_page.figure, masking_page.PAYS), _masking_numbers),
+    "docs/img/masking-costs.png": (partial(masking_page.figure, masking_page.COSTS), masking_page.row_table),
     "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
     **{
         f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(image_pair_numbers, name))

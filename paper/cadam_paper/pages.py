@@ -22,7 +22,17 @@ from collections.abc import Callable, Sequence
 
 from cadam.rules.family import FAMILY
 
-from . import catalog, claims, commands_page, evidence, figure_files, judged_streams, stream_tables
+from . import (
+    catalog,
+    claims,
+    commands_page,
+    controls,
+    evidence,
+    figure_files,
+    judged_streams,
+    masking_page,
+    stream_tables,
+)
 from .ctr import study as click_study
 from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
@@ -202,6 +212,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "language-models-answer": language_models.answer,
     "language-models": language_models.result_table,
     "language-models-speedup": language_models.speedup_table,
+    "masking-answer": masking_page.answer,
+    "masking": masking_page.harm_table,
+    "masking-rows": masking_page.row_table,
     "streams-answer": stream_tables.answer,
     "streams-verdicts": judged_streams.verdict_table,
     "streams-verdicts-full": judged_streams.full_table,
@@ -221,6 +234,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-floors": evidence.noise_floors,
     "evidence-explanations": evidence.rates_of_paper_margins,
     "evidence-findings": evidence.finding_table,
+    "evidence-controls": controls.table,
     "evidence-claims": claims.table,
     "claims-count": claims.count_verdicts,
     "evidence-costs": evidence.cost_table,
@@ -234,6 +248,7 @@ PAGES = (
     "docs/images.md",
     "docs/ctr.md",
     "docs/language_models.md",
+    "docs/mechanism.md",
     "docs/evidence.md",
     "docs/rates.md",
     "docs/claims.md",

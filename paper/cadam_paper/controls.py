@@ -1,0 +1,120 @@
+"""The table of CAdam, Adam and the two other masks over all archived studies, each at its own best learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cadam.statistics.comparison import Better
+from cadam.statistics.intervals import Interval
+
+from . import evidence
+from .continual import study as continual
+from .continual.tasks import CONDITIONS
+from .harness.rates import RateCurve, compare_at_best_rates
+from .harness.results import Results
+from .language_models import study as language_models
+from .published import (
+    difference_of,
+    find_row,
+    format_interval,
+    is_complete,
+    load,
+    table_header,
+    table_row,
+)
+from .stream_tables import MAIN, OWN, STREAMS
+
+CADAM, CAUTIOUS, RANDOM = "CAdam", "cautious", "random mask"
+ARMS = (CADAM, CAUTIOUS, RANDOM)
+"""The arms that are compared with Adam; on language models AdamW and CAdamW."""
+LANGUAGE_MODELS = {
+    "lm-shift": "GPT 3M, one domain after the other",
+    "lm-mixed": "GPT 3M, domains mixed",
+    "lm-cosine": "GPT 3M, domains mixed, cosine schedule",
+    "lm-noise": "GPT 3M, 20% of the targets random",
+    "lm-shift-10m": "GPT 10M, one domain after the other",
+    "lm-mixed-10m": "GPT 10M, domains mixed",
+}
+"""The experiments on language models. A model's control arms are in the experiment of the same name and `-controls`."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One study: the value of Adam, and the differences of the other arms from it, where they were run.
+
+    Attributes:
+        study: The name of the study.
+        measure: The compared metric, its unit, and whether lower or higher is better.
+        adam: The mean of Adam over seeds.
+        differences: The difference of an arm from Adam, by the name of the arm.
+    """
+
+    study: str
+    measure: str
+    adam: float
+    differences: Mapping[str, Interval]
+
+
+def lines() -> list[Line]:
+    """Return all studies whose runs over learning rates are archived completely."""
+    return [*_image_lines(), *_click_lines(), *_language_model_lines(), *_continual_lines(), *_stream_lines()]
+
+
+def _image_lines() -> Iterable[Line]:
+    for (model, condition), pair in evidence.adam_pairs().items():
+        own = pair.at_own_rates
+        yield Line(f"{model}, {condition}", "accuracy, %", own.baseline_mean, {CADAM: own.difference})
+
+
+def _click_lines() -> Iterable[Line]:
+    for condition, pair in evidence.click_pairs().items():
+        own = pair.at_own_rates
+        yield Line(f"DeepFM, generated clicks, {condition}", "AUC, %", own.baseline_mean, {CADAM: own.difference})
+
+
+def _language_model_lines() -> Iterable[Line]:
+    names = {CADAM: "CAdamW", CAUTIOUS: "cautious AdamW", RANDOM: "AdamW with a random mask"}
+    for name, label in LANGUAGE_MODELS.items():
+        experiment = f"{name}-controls" if name.endswith("10m") and is_complete(f"{name}-controls") else name
+        if is_complete(experiment):
+            measure = "bits per byte over the pass, lower is better"
+            yield _line(label, measure, names, language_models.BASELINE, load(experiment).results, "loss", "lower")
+
+
+def _continual_lines() -> Iterable[Line]:
+    names = {CADAM: "CAdam", CAUTIOUS: "cautious Adam", RANDOM: "Adam with a random mask"}
+    for condition in CONDITIONS if is_complete("continual") else ():
+        label, results = f"200 tasks in turn, {condition}", load("continual").results.where(condition=condition)
+        yield _line(label, "online accuracy, %", names, continual.BASELINE, results, "accuracy", "higher")
+
+
+def _stream_lines() -> Iterable[Line]:
+    for name, label in STREAMS.items():
+        if is_complete(f"rates-{name}"):
+            row = find_row(f"rates-{name}", f"{MAIN}: {OWN}")
+            differences = {CADAM: difference_of(row, evidence.POINTS)}
+            yield Line(f"stream, {label}", "GAUC, %", evidence.POINTS * row.values["Adam"], differences)
+
+
+def _line(
+    study: str, measure: str, names: Mapping[str, str], baseline: str, results: Results, metric: str, better: Better
+) -> Line:
+    """Return the line of a study from the results of all arms; `names` has the names of the arms in the results."""
+    of_baseline = RateCurve.of(results, baseline, metric, better)
+    compared = {
+        arm: compare_at_best_rates(RateCurve.of(results, name, metric, better), of_baseline)
+        for arm, name in names.items()
+        if results.where(optimizer=name)
+    }
+    differences = {arm: comparison.difference for arm, comparison in compared.items()}
+    return Line(study, measure, compared[CADAM].baseline_mean, differences)
+
+
+def table() -> list[str]:
+    """Return the table, with a dash for an arm that a study does not have."""
+    text = table_header("study", "measure", "Adam", *(f"{arm}, minus Adam" for arm in ARMS))
+    for line in lines():
+        cells = [format_interval(line.differences[arm]) if arm in line.differences else "–" for arm in ARMS]
+        text.append(table_row(line.study, line.measure, f"{line.adam:.2f}", *cells))
+    return text
