@@ -55,6 +55,7 @@ class JointBatch:
         self._batches["rows"] = [data_address(each) for each in self.rows]
         for position, name in enumerate(("new_ids", "new_counts", "new_rows")):
             self._batches[name] = [data_address(each[position]) for each in self._new]
+        self._admitted, self._refused = self._features["admitted"], self._batches["refused"]
         self._address = int(self._features.ctypes.data)
         self._indexes: list[tuple[int, int, int]] = []
 
@@ -94,9 +95,9 @@ class JointBatch:
                 self._assignments[number].prepare_rows(int(self._batches["new_count"][number]))
                 self._update_indexes()
                 library.cadam_feature_assign(self._address + number * ID_FEATURE.itemsize, *memory)
-        admitted, refused = self._features["admitted"].tolist(), self._batches["refused"].tolist()
-        for assignment, *counts in zip(self._assignments, admitted, refused, strict=True):
-            assignment.count(*counts)
+        counts = zip(self._assignments, self._admitted.tolist(), self._refused.tolist(), strict=True)
+        for assignment, admitted, refused in counts:
+            assignment.count(admitted, refused)
 
     def new_rows(self) -> list[NewRows]:
         """Return the rows that `assign` gave to new ids, for each feature. They are counted from the shared row."""

@@ -385,7 +385,7 @@ EXPORT int64_t cadam_index_expire(id_index *x, int64_t cutoff)
 {
     int64_t count = 0;
     for (int64_t row = 1; row < x->row_count; row++)
-        if (is_releasable(x, row) && x->rows[row].last_seen < cutoff) {
+        if (x->rows[row].last_seen < cutoff && is_releasable(x, row)) {
             release_row(x, row);
             count++;
         }

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ...native.container_snapshot import ContainerSnapshot
 from ...native.structs import ROW_MEMORY, Records
-from ...native.tensor_snapshot import TensorSnapshot
 from ...optim.optimizer import Optimizer
 from ...tables.joint_assignment import NO_MEMORIES
 
@@ -28,7 +27,8 @@ class RowMemories:
         self._records: Records | None = None
         self._values: list[Tensor | None] = []
         self._weights: list[Tensor] = []
-        self._snapshots: tuple[object, object, ContainerSnapshot, TensorSnapshot] | None = None
+        self._buffers: list[Tensor] = []
+        self._snapshots: tuple[object, object, ContainerSnapshot, list[int]] | None = None
 
     def find(self) -> Records | None:
         """Return an array of the struct `row_memory`, or None if compiled code cannot change the memory of rows."""
@@ -42,11 +42,11 @@ class RowMemories:
             table.weight is not weight for table, weight in zip(self.tables, self._weights, strict=True)
         ):
             return False
-        state, groups, containers, memory = self._snapshots
+        state, groups, containers, addresses = self._snapshots
         optimizer = self.optimizer
         if optimizer is not None and (optimizer.state is not state or optimizer.param_groups is not groups):
             return False
-        return containers.is_unchanged() and not memory.update()
+        return containers.is_unchanged() and [buffer.data_ptr() for buffer in self._buffers] == addresses
 
     def _find_again(self) -> Records | None:
         self._weights, self._snapshots = [table.weight for table in self.tables], None
@@ -58,7 +58,7 @@ class RowMemories:
             return None
         if not all(buffer.is_cpu and buffer.is_contiguous() for buffer, _ in pairs):
             return None
-        self._values = [value for _, value in pairs]
+        self._buffers, self._values = [buffer for buffer, _ in pairs], [value for _, value in pairs]
         memories = [
             (buffer.data_ptr(), buffer.nbytes // len(buffer), 0 if value is None else value.data_ptr())
             for buffer, value in pairs
@@ -67,10 +67,5 @@ class RowMemories:
         if state is not None and groups is not None:
             containers = [state, groups, *groups, *(state[weight] for weight in self._weights if weight in state)]
             snapshot = ContainerSnapshot(containers, {"lr"})
-            self._snapshots = (
-                state,
-                groups,
-                snapshot,
-                TensorSnapshot([buffer for buffer, _ in pairs], swappable=self._weights),
-            )
+            self._snapshots = state, groups, snapshot, [buffer.data_ptr() for buffer in self._buffers]
         return np.array(memories, ROW_MEMORY) if memories else NO_MEMORIES
