@@ -9,18 +9,23 @@ dynamic tables may use: rows, moments and index. Every arm learns the stream onc
 other columns are those of its best one. If TorchRec is installed, its managed collision is an arm, with as many rows as
 the hashed table.
 
-    python benchmarks/turnover.py [--events 5000000] [--rows 250000] [--processes 1] [--plot memory.png]
-    python benchmarks/turnover.py --events 20000000 --processes 16    # 5 million ids, several minutes with 16 cores
+    python benchmarks/turnover.py [--events 5000000] [--rows 250000] [--processes 1] [--out FOLDER]
+    python benchmarks/turnover.py --events 20000000 --events-per-item 3.2 --processes 16 --out FOLDER    # 5 million ids
     python benchmarks/turnover.py --movielens ml_latest_small.parquet  # a real stream: movies, users as the context
+    python benchmarks/turnover.py --retrosheet retrosheet.parquet      # baseball: batters, pitchers as the context
+
+The folder gets the table as it is printed, the memory over time as JSON, and a plot of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +40,7 @@ DAY = 86400
 WIDTH = 8
 CONTEXTS = 100
 BATCH = 4096
+REAL_BATCH = 256
 RATES = (0.01, 0.02, 0.05)
 EVENTS_PER_ITEM = 3.5
 BLOCK = 64 * BATCH
@@ -67,9 +73,9 @@ def stream(events: int) -> Iterator[Batch]:
             yield Batch(time_of_batch, *map(torch.from_numpy, columns))
 
 
-def generate_block(events: int, block_start: int) -> list[tuple[Any, ...]]:
+def generate_block(events: int, block_start: int, events_per_item: float = EVENTS_PER_ITEM) -> list[tuple[Any, ...]]:
     """Return the batches of a block of the stream as arrays."""
-    per_day = events / EVENTS_PER_ITEM / DAYS
+    per_day = events / events_per_item / DAYS
     context_vectors = np.random.default_rng(0).normal(size=(CONTEXTS, WIDTH)) / np.sqrt(WIDTH)
     random = np.random.default_rng([1, block_start])
     batches = []
@@ -103,14 +109,26 @@ def movielens(path: str) -> list[Batch]:
     columns = {name: table[name].to_numpy() for name in table.column_names}
     order = np.argsort(columns["timestamp"], kind="stable")
     movies, users, times, ratings = (columns[name][order] for name in ("movieId", "userId", "timestamp", "rating"))
-    batches = []
-    for start in range(0, len(movies), 256):
-        part = slice(start, start + 256)
-        ids, contexts = torch.from_numpy(movies[part].astype(np.int64)), torch.from_numpy(users[part] % CONTEXTS).long()
-        batches.append(
-            Batch(int(times[part][0]), ids, contexts, torch.from_numpy((ratings[part] >= 4).astype(np.float32)))
-        )
-    return batches
+    return list(split_events(times, movies.astype(np.int64), users, ratings >= 4))
+
+
+def retrosheet(path: str) -> list[Batch]:
+    """Return plate appearances of baseball in the order of their time. The label is whether the batter gets on base."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["time", "batter", "pitcher", "on_base"])
+    codes = [table[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in ("batter", "pitcher")]
+    batters, pitchers = (each.astype(np.int64) for each in codes)
+    return list(split_events(table["time"].to_numpy(), batters, pitchers, table["on_base"].to_numpy()))
+
+
+def split_events(times: Any, items: Any, contexts: Any, labels: Any) -> Iterator[Batch]:
+    """Yield batches of a real stream. Contexts share rows if there are more of them than `CONTEXTS`."""
+    for start in range(0, len(items), REAL_BATCH):
+        part = slice(start, start + REAL_BATCH)
+        columns = items[part], contexts[part] % CONTEXTS, labels[part].astype(np.float32)
+        tensors = [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
+        yield Batch(int(times[start]), tensors[0], tensors[1].long(), tensors[2])
 
 
 class HashedTable(nn.Embedding):
@@ -253,51 +271,68 @@ def main() -> None:
     parser.add_argument(
         "--movielens", metavar="FILE", help="ratings of MovieLens in Parquet, instead of the generated ones"
     )
-    parser.add_argument("--plot", help="file for a plot of the memory over time")
+    parser.add_argument("--retrosheet", metavar="FILE", help="plate appearances of baseball in Parquet")
+    parser.add_argument("--events-per-item", type=float, default=EVENTS_PER_ITEM)
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the results and a plot of the memory")
     arguments = parser.parse_args()
     start = time.perf_counter()
-    with get_context("fork").Pool(arguments.processes) as pool:
-        if arguments.movielens:
-            _BATCHES.extend(movielens(arguments.movielens))
-        else:
-            blocks = [(arguments.events, block) for block in range(0, arguments.events, BLOCK)]
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "turnover.txt").write_text("\n".join(lines) + "\n")
+
+    is_real = bool(arguments.movielens or arguments.retrosheet)
+    if is_real:
+        _BATCHES.extend(movielens(arguments.movielens) if arguments.movielens else retrosheet(arguments.retrosheet))
+    else:
+        with get_context("fork").Pool(arguments.processes) as pool:
+            blocks = [(arguments.events, at, arguments.events_per_item) for at in range(0, arguments.events, BLOCK)]
             for block in pool.starmap(generate_block, blocks, chunksize=1):
                 _BATCHES.extend(Batch(moment, *map(torch.from_numpy, columns)) for moment, *columns in block)
     batches = _BATCHES
     items = torch.cat([batch.items for batch in batches])
     rows = arguments.rows or len(items) // 20
-    _ARMS.update(list_arms(rows, 30 * DAY if arguments.movielens else DAY))
+    _ARMS.update(list_arms(rows, 30 * DAY if is_real else DAY))
     rate_of_ones = float(torch.cat([batch.labels for batch in batches]).mean())
     days = (batches[-1].time - batches[0].time) / DAY
-    print(
+    report(
         f"{len(items):,} events, {len(items.unique()):,} distinct items, {rate_of_ones:.3f} positive, {days:.0f} days"
     )
+    report(f"prepared in {time.perf_counter() - start:.0f} seconds")
     rates = "".join(f"{f'rate {rate}':>11}" for rate in RATES)
-    print(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
+    report(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
     results = {}
-    jobs = [(name, rate) for name in _ARMS for rate in RATES]
+    # Runs that take long begin first, so that the processes end at about the same time.
+    slowest = sorted(_ARMS, key=lambda name: name.startswith("hash"))
+    jobs = [(name, rate) for name in slowest for rate in RATES]
     with get_context("fork").Pool(arguments.processes) as pool:
         finished = pool.imap(_run_arm, jobs, chunksize=1)
-        for name in _ARMS:
+        for name in slowest:
             runs = [next(finished) for _ in RATES]
             best = results[name] = min(runs, key=lambda result: result.loss)
             losses = "".join(f"{result.loss:11.4f}" for result in runs)
             peak, last = max(best.memory) / 1e6, best.memory[-1] / 1e6
-            print(f"{name:34}{losses}{best.last_half:10.4f}{peak:10.1f}{last:10.1f}{best.seconds:9.1f}", flush=True)
-    print("\nCounters at the end:")
+            report(f"{name:34}{losses}{best.last_half:10.4f}{peak:10.1f}{last:10.1f}{best.seconds:9.1f}")
+    report("\nCounters at the end:")
     for name, result in results.items():
         if result.counters:
-            print(f"{name:34}" + ", ".join(f"{key} {value:,}" for key, value in result.counters._asdict().items()))
-    print("\nMemory in MB at the end of each tenth of the stream:")
+            report(f"{name:34}" + ", ".join(f"{key} {value:,}" for key, value in result.counters._asdict().items()))
+    report("\nMemory in MB at the end of each tenth of the stream:")
     for name, result in results.items():
         ends = [result.memory[len(batches) * tenth // DAYS - 1] / 1e6 for tenth in range(1, DAYS + 1)]
-        print(f"{name:34}" + "".join(f"{megabytes:7.1f}" for megabytes in ends))
-    print(f"\n{arguments.processes} processes, {time.perf_counter() - start:.0f} seconds in all")
-    if arguments.plot:
-        plot({name: result.memory for name, result in results.items()}, arguments.plot)
+        report(f"{name:34}" + "".join(f"{megabytes:7.1f}" for megabytes in ends))
+    report(f"\n{arguments.processes} processes, {time.perf_counter() - start:.0f} seconds in all")
+    if arguments.out:
+        memory = {name: result.memory[:: max(1, len(batches) // 500)] for name, result in results.items()}
+        (arguments.out / "memory.json").write_text(json.dumps(memory))
+        plot(memory, days, arguments.out / "memory.png")
 
 
-def plot(memory: dict[str, list[int]], path: str) -> None:
+def plot(memory: dict[str, list[int]], days: float, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -305,7 +340,7 @@ def plot(memory: dict[str, list[int]], path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 3.5))
     for name, values in memory.items():
-        axes.plot(np.linspace(0, DAYS, len(values)), np.array(values) / 1e6, label=name, linewidth=1)
+        axes.plot(np.linspace(0, days, len(values)), np.array(values) / 1e6, label=name, linewidth=1)
     axes.set(xlabel="days", ylabel="MB: rows, moments, index", title="Memory of a table whose catalog turns over")
     axes.legend(fontsize=7)
     figure.tight_layout()

@@ -325,3 +325,9 @@ def test_the_example_learns(tmp_path: Path) -> None:
     first, last = (float(loss) for loss in re.findall(r"loss (\S+)", done.stdout))
     assert last < first < 0.7
     assert (tmp_path / "model.keras").exists()
+
+
+@pytest.mark.parametrize("option", [{"confidence_after": 5}, {"sparse_updates": "exact"}])
+def test_options_of_sparse_updates_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="option of sparse updates"):
+        cadam.keras.CAdam(learning_rate=0.1, **option)

@@ -462,7 +462,59 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 def test_the_guide_shows_what_its_examples_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
     examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for code, output in examples:
         exec(code.replace('"table.pt"', repr(str(tmp_path / "table.pt"))), {})
         assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize("make", [lambda p: cadam.CAdam(p, lr=0.1), lambda p: cadam.Adam(p, lr=0.1, moments="int8")])
+def test_rows_in_files_learn_like_rows_in_memory(make: Make, tmp_path: Path) -> None:
+    tables, losses = [], []
+    for options in ({}, {"memory_rows": 40, "overflow_folder": tmp_path}):
+        table = DynamicEmbedding(4, chunk_rows=40, **options)  # type: ignore[arg-type]
+        optimizer = make(list(table.parameters()))
+        table.attach(optimizer)
+        random = torch.Generator().manual_seed(0)
+        for step in range(12):
+            values = table(torch.randint(0, 20, (30,), generator=random) + 10 * step)
+            optimizer.zero_grad()
+            loss = (values - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        tables.append(table)
+    in_memory, in_files = tables
+    assert losses[:12] == losses[12:]
+    assert len(in_files.chunks) > 2
+    assert not list(tmp_path.iterdir())  # the files have no names
+    restored = DynamicEmbedding(4, chunk_rows=40, memory_rows=40, overflow_folder=tmp_path)
+    restored.load_state_dict(in_files.state_dict())
+    ids = torch.arange(130)
+    assert torch.equal(in_memory.eval()(ids), in_files.eval()(ids))
+    assert torch.equal(restored.eval()(ids), in_files(ids))
+
+
+def test_a_full_disk_refuses_new_rows_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = DynamicEmbedding(4, chunk_rows=10, memory_rows=10, overflow_folder=tmp_path)
+    table.attach(cadam.CAdam(table.parameters(), lr=0.1))
+    table(torch.arange(5))
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", fail)
+    with pytest.raises(OSError, match="no room for 160 bytes of rows"):
+        table(torch.arange(15))
+    assert (len(table.chunks), table.counters().rows) == (1, 5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{"memory_rows": 5}, {"memory_rows": 5, "overflow_folder": "missing"}, {"overflow_folder": "."}]
+)
+def test_options_of_rows_in_files_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="overflow_folder"):
+        DynamicEmbedding(4, **options)

@@ -21,6 +21,7 @@ LARGE = 1 << 25
 LARGE_PER_ROW = 1 << 22
 """Size in bytes from which huge pages are requested for a tensor with one value for each row."""
 MADV_HUGEPAGE = 14  # as in linux/mman.h
+MADV_RANDOM = 1
 
 
 def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Tensor:
@@ -35,16 +36,21 @@ def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: torch
 
 def _fill(x: Tensor, value: float | complex, large: int) -> Tensor:
     if type(x) is Tensor and x.device.type == "cpu" and x.nbytes >= large:
-        _request_huge_pages(x)
+        _advise(x, MADV_HUGEPAGE)
     return x.fill_(value)
 
 
-def _request_huge_pages(x: Tensor) -> None:
+def request_random_access(x: Tensor) -> None:
+    """Ask the operating system not to read pages of a mapped file ahead, because rows are far apart."""
+    _advise(x, MADV_RANDOM)
+
+
+def _advise(x: Tensor, advice: int) -> None:
     madvise = _madvise()
     if madvise is not None:
         start = -(-x.data_ptr() // PAGE) * PAGE
         end = (x.data_ptr() + x.nbytes) // PAGE * PAGE
-        madvise(start, end - start, MADV_HUGEPAGE)
+        madvise(start, end - start, advice)
 
 
 @cache

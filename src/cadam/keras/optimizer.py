@@ -22,6 +22,10 @@ KERAS_NAMES = {"eps": "epsilon", "initial_accumulator": "initial_accumulator_val
 """Names of options in Keras, where they differ. The two betas are separate arguments there."""
 
 
+SPARSE_OPTIONS = {"confidence_after", "sparse_updates"}
+"""Options of the torch classes that need to know which rows of a table a step updates."""
+
+
 class KerasFunctions:
     """The functions that a rule may call, on tensors of Keras's backend."""
 
@@ -60,6 +64,11 @@ class Optimizer(keras.optimizers.Optimizer):
     """Options whose values the class fixes, so that they are not arguments of its constructor."""
 
     def __init__(self, learning_rate: Any, own: Mapping[str, Any], keras_arguments: Mapping[str, Any]) -> None:
+        for name in SPARSE_OPTIONS & keras_arguments.keys():
+            raise ValueError(
+                f"{name} is an option of sparse updates, and the gradients of tables are dense in Keras: a step does "
+                "not know which rows it updates. Use cadam.jax.sparse_update or the torch classes for such tables"
+            )
         super().__init__(learning_rate=learning_rate, **keras_arguments)
         self._own = dict(own)
         rule_names = {keras_name: name for name, keras_name in KERAS_NAMES.items()}

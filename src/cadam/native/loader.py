@@ -161,9 +161,10 @@ def _declare(c: ctypes.CDLL) -> Library:
     c.cadam_index_assign.argtypes = [pointer, pointer, number]
     c.cadam_index_evict.argtypes = [pointer, number, number]
     c.cadam_index_expire.argtypes = [pointer, number]
-    c.cadam_index_use.argtypes = [pointer, pointer, number]
     c.cadam_index_train.argtypes = [pointer, pointer, pointer, number, number]
-    c.cadam_copy_row.argtypes = [pointer, number, number, pointer, number]
+    c.cadam_features_find.argtypes = [pointer, number, pointer]
+    c.cadam_features_train.argtypes = [pointer, number, pointer, number]
+    c.cadam_feature_assign.argtypes = [pointer, pointer, number]
     c.cadam_index_build.argtypes = [pointer]
     c.cadam_index_rehash.argtypes = [pointer, number, pointer, number]
     c.cadam_hash_texts.argtypes = [pointer, pointer, number, pointer]
@@ -173,12 +174,13 @@ def _declare(c: ctypes.CDLL) -> Library:
         c.cadam_index_rehash,
         c.cadam_hash_texts,
         c.cadam_initial_rows,
-        c.cadam_copy_row,
+        c.cadam_features_find,
+        c.cadam_feature_assign,
     ):
         function.restype = None
     for function in (
         *(c.cadam_index_find, c.cadam_index_evict, c.cadam_index_expire, c.cadam_index_train, c.cadam_index_build),
-        c.cadam_index_use,
+        c.cadam_features_train,
     ):
         function.restype = number
     run_inline = ctypes.cast(c.cadam_run_inline, ctypes.c_void_p).value or 0

@@ -84,6 +84,12 @@ TABLE_ROW = _struct("id", "last_seen", "frequency", "used_in", id=np.uint64, fre
 ID_INDEX = _struct("slots", "bits", "rows", "row_count", "first_free", "free_count", "time", "step")
 ID_SKETCH = _struct("counters", "bits", "added", "window", "threshold")
 ID_BATCH = _struct("n", "ids", "rows", "misses", "new_ids", "new_counts", "new_rows", "new_count", "refused")
+ID_FEATURE = _struct(
+    *("index", "sketch", "batch", "has_missing", "missing_id", "row_limit", "record_count", "start", "table_rows"),
+    *("length", "stride", "first_unused", "is_full", "admitted"),
+    batch=ID_BATCH,
+)
+ROW_MEMORY = _struct("data", "bytes", "value")
 
 STRUCTS = {
     "dense_tensor": DENSE_TENSOR,
@@ -103,5 +109,7 @@ STRUCTS = {
     "id_index": ID_INDEX,
     "id_sketch": ID_SKETCH,
     "id_batch": ID_BATCH,
+    "id_feature": ID_FEATURE,
+    "row_memory": ROW_MEMORY,
 }
 """All dtypes by the names of their C structs."""

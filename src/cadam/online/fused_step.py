@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ..native.container_snapshot import ContainerSnapshot
 from ..native.tensor_snapshot import TensorSnapshot
 from ..optim.optimizer import Optimizer
+from ..tables.joint_assignment import JointBatch
 from .compiled_step import CompiledStep
 from .data.events import FEATURE_PREFIX, Array, Columns
-from .data.kind import SHARED_ID_ROW
 from .graph_step import GraphStep
 from .models.compiled_inputs import DONE, HOOKS, CompiledInputs, InputBatch, compiled_inputs
 from .models.id_features import IdFeatures
@@ -97,7 +97,7 @@ class FusedStep(TrainingStep):
         with torch.no_grad():
             scores = fused.forward(columns)
             if scores is not None:
-                fused.assign_rows(columns)
+                fused.assign_rows()
                 fused.backward(self._labels(columns))
         if scores is None:
             return super().learn(columns)
@@ -238,12 +238,6 @@ class FusedPass:
         self.ids = sum(dtype == torch.int64 for _, _, dtype in compiled.features)
         """The number of features with ids. The others are numbers."""
         self.id_features = model.inputs.ids if isinstance(model.inputs.ids, IdFeatures) else None
-        self.id_columns = [
-            (name, first, slice(count * first, count * (first + int(np.prod(shape)))))
-            for (name, shape, _), first in zip(compiled.features, compiled.first_entries, strict=False)
-            if self.id_features is not None and name in self.id_features.assignments
-        ]
-        """The name, the first entry and the part of `staged` of each feature of the kind `id`."""
         parts = sizes[: self.ids], sizes[self.ids :]
         self.staged = np.empty(sum(parts[0]), np.int64), np.empty(sum(parts[1]), np.float64)
         split = [
@@ -253,6 +247,8 @@ class FusedPass:
         ]
         columns = [x.view(shape) for x, shape in zip(split, self.shapes, strict=True)]
         self.batch = InputBatch(compiled, model.inputs, columns, is_training=False)
+        self.id_batch = self._new_id_batch(compiled)
+        """The features of the kind `id`, whose rows replace their ids in `staged`; None if there are none."""
         dtype = self.batch.dtype
         layers = [layer for layer in model.deep if isinstance(layer, nn.Linear)] if isinstance(model, MLP) else []
         self.weights, self.biases = [x.weight.detach() for x in layers], [x.bias.detach() for x in layers]
@@ -283,6 +279,19 @@ class FusedPass:
         ]
         """Each parameter and its gradient."""
 
+    def _new_id_batch(self, compiled: CompiledInputs) -> JointBatch | None:
+        if self.id_features is None:
+            return None
+        position = {name: number for number, (name, _, _) in enumerate(compiled.features)}
+        numbers = [position[name] for name in self.id_features.assignments]
+        lengths = [int(np.prod(compiled.features[number][1])) for number in numbers]
+        firsts = [compiled.first_entries[number] for number in numbers]
+        parts = [self.count * first for first in firsts]
+        rows = [self.staged[0][part : part + self.count * size] for part, size in zip(parts, lengths, strict=True)]
+        batch = self.id_features.new_batch([np.empty(len(each), np.uint64) for each in rows], rows)
+        batch.write_table_rows(self.batch.rows.numpy(), firsts, lengths)
+        return batch
+
     def forward(self, columns: Columns) -> Array | None:
         """Return the scores of a batch, or None if it is not supported. Then nothing has changed.
 
@@ -298,9 +307,10 @@ class FusedPass:
                     np.concatenate(arrays, out=staged, casting="equiv")
         except TypeError:
             return None
-        for name, _, part in self.id_columns:
-            assert self.id_features is not None
-            self.staged[0][part] = self.id_features.find(name, self.staged[0][part])
+        if self.id_batch is not None:
+            for ids, rows in zip(self.id_batch.ids, self.id_batch.rows, strict=True):
+                ids[:] = rows.view(np.uint64)
+            self.id_batch.find()
         if self.batch.call(self.library.cadam_inputs_forward) != DONE:
             return None
         total = self.batch.terms
@@ -334,16 +344,10 @@ class FusedPass:
     def _is_hidden(self, layer: int) -> bool:
         return layer < len(self.weights) - 1
 
-    def assign_rows(self, columns: Columns) -> None:
+    def assign_rows(self) -> None:
         """Give rows to new ids of the batch. Their values are those with which the scores were computed."""
-        if self.id_features is None:
-            return
-        found = {name: self.staged[0][part] for name, _, part in self.id_columns}
-        self.id_features.assign({name: columns[FEATURE_PREFIX + name] for name in found}, found)
-        rows = self.batch.rows.numpy()
-        for name, first, _ in self.id_columns:
-            new = found[name].reshape(self.count, -1)
-            rows[:, first : first + new.shape[1]] = new + (self.id_features.starts[name] - SHARED_ID_ROW)
+        if self.id_features is not None and self.id_batch is not None:
+            self.id_features.assign(self.id_batch)
 
     def backward(self, labels: Tensor) -> None:
         """Compute the gradients of the mean log loss of the batch, and assign them to the parameters."""

@@ -390,12 +390,28 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: If the optimizer does not have the parameter, or the gradients of the table are not sparse.
         """
+        for buffer, value in self.new_row_state(param):
+            buffer.index_copy_(0, rows, value.expand(len(rows), *value.shape[1:]))
+
+    @torch.no_grad()
+    def new_row_state(self, param: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the state of a table that consists of rows, with the values of a row that was never updated.
+
+        Args:
+            param: The table, with rows first. It must be a parameter of this optimizer.
+
+        Returns:
+            Pairs of a tensor of the optimizer's state, with as many rows as the table, and of a tensor with one row.
+
+        Raises:
+            ValueError: If the optimizer does not have the parameter, or the gradients of the table are not sparse.
+        """
         group = next((g for g in self.param_groups if any(param is other for other in g["params"])), None)
         if group is None:
             raise ValueError(f"this {type(self).__name__} does not have the parameter of shape {tuple(param.shape)}")
         state = self.state.get(param)
         if not state:
-            return
+            return []
         new: dict[str, Any] = {}
         dtype = _buffer_dtype(param, group)
         moment_state.complete_state(new, param.detach()[:1], self.rule, group, dtype, rows=True)
@@ -407,8 +423,7 @@ class Optimizer(torch.optim.Optimizer):
                     f"{name} does not have a value for each row of a table of shape {tuple(param.shape)}, because its "
                     "gradients are not sparse"
                 )
-        for name, value in values.items():
-            state[name].index_copy_(0, rows, value.expand(len(rows), *value.shape[1:]))
+        return [(state[name], value) for name, value in values.items()]
 
     # Alignment and engines -------------------------------------------------------------------------------------------
 

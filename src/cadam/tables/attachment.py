@@ -68,6 +68,18 @@ class Attachment:
                 self.optimizer.state.pop(chunk, None)
         self.chunks = list(chunks)
 
+    def replace_state(self, chunk: nn.Parameter, replace: Callable[[Tensor], Tensor]) -> bool:
+        """Replace the tensors of the optimizer's state that have a value for each row of a chunk.
+
+        Returns:
+            Whether the chunk has a state.
+        """
+        state = self.optimizer.state.get(chunk, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] == chunk.shape[0]:
+                state[name] = replace(value)
+        return bool(state)
+
     def reset_rows(self, rows: Tensor) -> None:
         """Reset the state of rows of the table."""
         for number, _, local in split_rows(rows, [len(chunk) for chunk in self.chunks]):

@@ -19,6 +19,7 @@ The design, for those who want to change it:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from .attachment import Attachment, ResetRows
 from .chunks import Lookup, write_rows
 from .id_index import BYTES_PER_ID, MAX_ROWS, SHARED_ROW, IdIndex
 from .ids import Ids, convert_ids
+from .mapped_memory import mapped_zeros
 from .row_assignment import Counters, RowAssignment, check_positive
 
 
@@ -60,6 +62,9 @@ class DynamicEmbedding(nn.Module):
         std: The standard deviation of initial values.
         seed: The seed of initial values, which depend on it and on the id alone.
         chunk_rows: The number of rows of the first chunk.
+        memory_rows: The number of rows that are in memory if there is an `overflow_folder`.
+        overflow_folder: A folder on a disk. Rows beyond `memory_rows`, and their moments, are in memory-mapped files in
+            this folder. The files have no names and vanish with the table.
         device: Where rows are. The index is always in the memory of the host.
         dtype: The dtype of rows.
 
@@ -89,6 +94,8 @@ class DynamicEmbedding(nn.Module):
         std: float = 0.01,
         seed: int = 0,
         chunk_rows: int = 1 << 16,
+        memory_rows: int | None = None,
+        overflow_folder: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -109,9 +116,12 @@ class DynamicEmbedding(nn.Module):
         self._assignment = RowAssignment(max_rows, evict, admit_after, sketch_width, expire_after)
         self.embedding_dim, self.std, self.seed, self.chunk_rows = embedding_dim, float(std), int(seed), chunk_rows
         self._attachment: Attachment | None = None
-        first = self._new_chunk(
-            min(chunk_rows, self._assignment.row_limit), torch.device(device or torch.get_default_device()), dtype
-        )
+        device = torch.device(device or torch.get_default_device())
+        self._overflow_folder, self._memory_rows = _check_overflow(memory_rows, overflow_folder, device)
+        self._states_in_memory: list[nn.Parameter] = []
+        """The mapped chunks whose moments are still to be moved to files."""
+        size = min(chunk_rows, self._assignment.row_limit, self._memory_rows)
+        first = self._new_chunk(size, 0, device, dtype)
         self.chunks = nn.ParameterList([first])
         shared = self._initial_values(np.array([SHARED_ROW], np.uint64), self.seed + 1)
         write_rows(self._chunks(), self._on_device(np.array([SHARED_ROW])), shared)
@@ -183,8 +193,11 @@ class DynamicEmbedding(nn.Module):
     def _add_chunks(self, rows: int) -> None:
         """Add chunks until there is this number of rows."""
         while (capacity := sum(map(len, self.chunks))) < rows:
-            size = min(max(self.chunk_rows, capacity // 2), self._assignment.row_limit - capacity)
-            self._set_chunks([*self._chunks(), self._another_chunk(size)])
+            size = max(self.chunk_rows, min(capacity, self._memory_rows) // 2)
+            if capacity < self._memory_rows:
+                size = min(size, self._memory_rows - capacity)
+            size = min(size, self._assignment.row_limit - capacity)
+            self._set_chunks([*self._chunks(), self._another_chunk(size, capacity)])
 
     def _initial_values(self, ids: Ids, seed: int) -> Tensor:
         library, values = (
@@ -204,15 +217,33 @@ class DynamicEmbedding(nn.Module):
 
     # Chunks --------------------------------------------------------------------------------------------------------
 
-    def _new_chunk(self, rows: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-        return nn.Parameter(filled((rows, self.embedding_dim), 0.0, dtype, device))
+    def _new_chunk(self, rows: int, first_row: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+        if self._overflow_folder is None or first_row < self._memory_rows:
+            return nn.Parameter(filled((rows, self.embedding_dim), 0.0, dtype, device))
+        chunk = nn.Parameter(mapped_zeros(self._overflow_folder, (rows, self.embedding_dim), dtype))
+        self._states_in_memory.append(chunk)
+        return chunk
 
-    def _another_chunk(self, rows: int) -> nn.Parameter:
+    def _another_chunk(self, rows: int, first_row: int) -> nn.Parameter:
         """Return a chunk on the device and in the dtype of the first one, and frozen if that one is."""
         first = self.chunks[0]
-        chunk = self._new_chunk(rows, first.device, first.dtype)
+        chunk = self._new_chunk(rows, first_row, first.device, first.dtype)
         chunk.requires_grad = first.requires_grad
         return chunk
+
+    def _finish_step(self) -> None:
+        """Let the rows of the step be released, and move the moments of new mapped chunks to files."""
+        self._index.finish_step()
+        folder, attachment = self._overflow_folder, self._attachment
+        if not self._states_in_memory or folder is None or attachment is None:
+            return
+
+        def moved(value: Tensor) -> Tensor:
+            return mapped_zeros(folder, value.shape, value.dtype).copy_(value)
+
+        self._states_in_memory = [
+            chunk for chunk in self._states_in_memory if not attachment.replace_state(chunk, moved)
+        ]
 
     def _set_chunks(self, chunks: list[nn.Parameter]) -> None:
         if self._attachment is not None:
@@ -233,7 +264,7 @@ class DynamicEmbedding(nn.Module):
         Raises:
             ValueError: If the optimizer does not have the parameters of this table, or is not one of those above.
         """
-        attachment = Attachment(optimizer, self._chunks(), lambda: self._index.finish_step(), reset)
+        attachment = Attachment(optimizer, self._chunks(), lambda: self._finish_step(), reset)
         if self._attachment is not None:
             self._attachment.detach()
         self._attachment = attachment
@@ -304,7 +335,8 @@ class DynamicEmbedding(nn.Module):
         kept = 0
         while kept < min(len(sizes), len(self.chunks)) and len(self.chunks[kept]) == sizes[kept]:
             kept += 1
-        new = [self._another_chunk(size) for size in sizes[kept:]]
+        ends = np.cumsum(sizes).tolist()
+        new = [self._another_chunk(size, end - size) for size, end in zip(sizes[kept:], ends[kept:], strict=True)]
         if new or kept < len(self.chunks):
             self._set_chunks([*self._chunks()[:kept], *new])
         self._assignment.load_state_dict(extra, index)
@@ -327,3 +359,23 @@ class DynamicEmbedding(nn.Module):
         if index.row_count > sum(sizes):
             raise ValueError(f"its index has {index.row_count} rows, and its chunks {sum(sizes)}")
         return index, extra, sizes
+
+
+def _check_overflow(
+    memory_rows: int | None, folder: str | Path | None, device: torch.device
+) -> tuple[Path | None, int]:
+    """Return the folder for rows that are not in memory, and the number of those that are.
+
+    Raises:
+        ValueError: If only one of the two options is given, or the rows are not in the memory of the host.
+    """
+    if memory_rows is None and folder is None:
+        return None, MAX_ROWS + 1
+    if memory_rows is None or folder is None:
+        raise ValueError("memory_rows and overflow_folder need each other")
+    check_positive(memory_rows=memory_rows)
+    if device.type != "cpu":
+        raise ValueError(f"overflow_folder needs rows in the memory of the host, got device={str(device)!r}")
+    if not Path(folder).is_dir():
+        raise ValueError(f"overflow_folder={str(folder)!r} is not a folder")
+    return Path(folder), memory_rows

@@ -36,7 +36,8 @@ If most sightings are of different ids, a new id then finds all its counters in 
 in 16% at the end of such a period.
 """
 _MIN_BITS = 4
-_NO_MEMORY = -2
+NO_MEMORY = -2
+"""The result of compiled functions that found no memory."""
 _FIELDS = ("id", "last_seen", "frequency", "used_in")
 
 
@@ -125,19 +126,10 @@ class IdIndex:
         rows, misses = self._find(ids, is_training=True)
         return Batch(self, ids, rows, misses)
 
-    def use(self, ids: Ids, rows: Words) -> Batch:
-        """Record that the rows of ids are used, which `find` returned.
-
-        Args:
-            ids: The ids.
-            rows: Their rows. The array is changed by this method and by the batch.
-        """
-        return Batch(self, ids, rows, int(package_library().c.cadam_index_use(self._address(), _data(rows), len(rows))))
-
     def _find(self, ids: Ids, is_training: bool) -> tuple[Words, int]:
         library, rows = package_library(), np.empty(len(ids), np.int64)
         misses = library.c.cadam_index_find(
-            self._address(), _data(ids), len(ids), _data(rows), is_training, library.parallel_for
+            self._address(), data_address(ids), len(ids), data_address(rows), is_training, library.parallel_for
         )
         return rows, int(misses)
 
@@ -152,11 +144,15 @@ class IdIndex:
     def _sketch_address(self) -> int:
         return (self._addresses or self._set_addresses())[1]
 
+    def addresses(self) -> tuple[int, int, int]:
+        """Return the addresses of the C structs of index and sketch, 0 if there is none, and the number of records."""
+        return *(self._addresses or self._set_addresses()), len(self._rows)
+
     def _set_addresses(self) -> tuple[int, int]:
         """Write the addresses of the arrays to the C structs, and return those of the structs."""
-        self._index["slots"], self._index["rows"] = _data(self._slots), self._rows.ctypes.data
+        self._index["slots"], self._index["rows"] = data_address(self._slots), self._rows.ctypes.data
         self._index["bits"] = len(self._slots).bit_length() - 1
-        self._sketch["counters"] = _data(self._counters)
+        self._sketch["counters"] = data_address(self._counters)
         self._addresses = int(self._index.ctypes.data), int(self._sketch.ctypes.data) if self._counters.size else 0
         return self._addresses
 
@@ -184,21 +180,22 @@ class IdIndex:
             The number of rows that were released.
         """
         evicted = int(package_library().c.cadam_index_evict(self._address(), count, by_frequency))
-        if evicted == _NO_MEMORY:
+        if evicted == NO_MEMORY:
             raise MemoryError(f"no memory to choose {count:,} rows to evict; nothing was changed")
         return evicted
 
     # Memory --------------------------------------------------------------------------------------------------------
 
-    def reserve(self, ids: int, rows: int, row_limit: int) -> None:
-        """Make room for a number of ids and rows in all. Large records are moved by remapping their pages.
+    def reserve(self, new_ids: int, row_limit: int) -> None:
+        """Make room for more ids. Large records are moved by remapping their pages.
 
         Args:
-            ids: The number of ids.
-            rows: The number of rows.
+            new_ids: The number of ids that will be added.
             row_limit: The number of rows that will never be exceeded, so that no more are reserved in advance.
         """
         self._addresses = None
+        rows = max(self.row_count, min(row_limit, self.row_count + new_ids - self.free_count))
+        ids = min(len(self) + new_ids, rows - 1)
         if rows > len(self._rows):
             # Nothing else refers to the memory of the records.
             self._rows.resize(max(rows, min(row_limit, len(self._rows) * 3 // 2)), refcheck=False)
@@ -277,16 +274,16 @@ class Batch:
             return NO_NEW_ROWS
         record = self._record = np.zeros((), ID_BATCH)
         self._new = np.empty((3, misses), np.int64)
-        address = _data(self._new)
+        address = data_address(self._new)
         record["n"], record["misses"] = len(self._ids), misses
-        record["ids"], record["rows"] = _data(self._ids), _data(self.rows)
+        record["ids"], record["rows"] = data_address(self._ids), data_address(self.rows)
         record["new_ids"], record["new_counts"] = address, address + 8 * misses
         record["new_rows"] = address + 16 * misses
         first_unused = index.row_count
         result = package_library().c.cadam_index_train(
             index._address(), index._sketch_address(), record.ctypes.data, row_limit, len(index._rows)
         )
-        if result == _NO_MEMORY:
+        if result == NO_MEMORY:
             raise MemoryError(f"no memory for a batch of {len(self._ids):,} ids")
         self.new_count = int(record["new_count"])
         return None if result else self._new_rows(first_unused)
@@ -298,25 +295,35 @@ class Batch:
             row_limit: The number of rows of the table, including the shared row.
         """
         index, first_unused = self._index, self._index.row_count
-        row_count = max(first_unused, min(row_limit, first_unused + self.new_count - index.free_count))
-        index.reserve(min(len(index) + self.new_count, row_count - 1), row_count, row_limit)
+        index.reserve(self.new_count, row_limit)
         package_library().c.cadam_index_assign(index._address(), self._record.ctypes.data, row_limit)
         return self._new_rows(first_unused)
 
     def _new_rows(self, first_unused: int) -> NewRows:
         self.refused = int(self._record["refused"])
-        ids, rows = self._new[0, : self.new_count].view(np.uint64), self._new[2, : self.new_count]
-        has_row = rows != SHARED_ROW
-        if not has_row.all():
-            ids, rows = ids[has_row], rows[has_row]
-        return NewRows(ids, rows, rows < first_unused)
+        return new_rows_of(self._new, self.new_count, first_unused)
+
+
+def new_rows_of(new: Words, count: int, first_unused: int) -> NewRows:
+    """Return the rows that a batch gave to new ids.
+
+    Args:
+        new: What the compiled code has written: the new ids, their counts, and their rows.
+        count: The number of new ids.
+        first_unused: The number of rows that were ever used before the batch.
+    """
+    ids, rows = new[0, :count].view(np.uint64), new[2, :count]
+    has_row = rows != SHARED_ROW
+    if not has_row.all():
+        ids, rows = ids[has_row], rows[has_row]
+    return NewRows(ids, rows, rows < first_unused)
 
 
 NO_NEW_ROWS = NewRows(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, bool))
 """The result of a batch whose ids all have a row."""
 
 
-def _data(array: np.ndarray[Any, Any]) -> int:
+def data_address(array: np.ndarray[Any, Any]) -> int:
     """Return the address of an array of plain numbers. The attribute `ctypes` takes several times as long."""
     address: int = array.__array_interface__["data"][0]
     return address

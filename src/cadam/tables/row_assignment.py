@@ -88,41 +88,41 @@ class RowAssignment:
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
-    def find(self, ids: Ids) -> Words:
-        """Return the rows of ids, and the shared row for those that have none. Nothing is changed."""
-        return self.index.find(ids)
-
-    def assign(
-        self,
-        ids: Ids,
-        rows: Words | None = None,
-        capacity: int | None = None,
-        prepare: Callable[[int], None] | None = None,
-    ) -> tuple[Words, NewRows]:
+    def assign(self, ids: Ids, capacity: int, prepare: Callable[[int], None]) -> tuple[Words, NewRows]:
         """Return the rows of ids that are trained, after giving rows to those that are to get one.
 
         Args:
             ids: The ids of a batch.
-            rows: The result of `find` for these ids, if they were looked up before. The array is changed.
-            capacity: The number of rows that the table has now, including the shared row; None if it has all rows.
+            capacity: The number of rows that the table has now, including the shared row.
             prepare: Called with the number of rows that are needed, if these are more than `capacity`, before any is
                 assigned.
 
         Returns:
             The row of each id, and the rows that were given to new ids.
         """
+        self.start_batch()
+        batch = self.index.find_for_training(ids)
+        new = batch.try_assign(min(capacity, self.row_limit))
+        if new is None:
+            prepare(self._make_room(batch.new_count))
+            new = batch.assign(self.row_limit)
+        self.count(len(new.rows), batch.refused)
+        return batch.rows, new
+
+    def start_batch(self) -> None:
+        """Move the clock by one if nothing else moves it."""
         if not self.has_clock:
             self._move_clock(self.index.time + 1)
-        batch = self.index.find_for_training(ids) if rows is None else self.index.use(ids, rows)
-        new = batch.try_assign(self.row_limit if capacity is None else min(capacity, self.row_limit))
-        if new is None:
-            needed = self._make_room(batch.new_count)
-            if prepare is not None:
-                prepare(needed)
-            new = batch.assign(self.row_limit)
-        self.counts["admitted"] += len(new.rows)
-        self.counts["refused"] += batch.refused
-        return batch.rows, new
+
+    def prepare_rows(self, needed: int) -> None:
+        """Evict ids as far as the limit requires, and let the index have room for a number of new ones."""
+        self._make_room(needed)
+        self.index.reserve(needed, self.row_limit)
+
+    def count(self, admitted: int, refused: int) -> None:
+        """Add the ids that got a row in a batch, and those that share one, to the counters."""
+        self.counts["admitted"] += admitted
+        self.counts["refused"] += refused
 
     def _make_room(self, needed: int) -> int:
         """Evict ids if the limit requires it, and return the number of rows that a table then needs."""

@@ -13,6 +13,7 @@ import torch
 
 import cadam
 from cadam.online import Events, Learner, Schema, models
+from cadam.online.data.events import Array
 from cadam.online.data.kind import MISSING_ID, Kind
 from cadam.online.models import FM
 from cadam.online.models.id_features import IdFeatures, expected_collisions
@@ -56,6 +57,12 @@ def id_features(learner: Learner) -> IdFeatures:
     return module
 
 
+def rows_of_users(learner: Learner, ids: Array) -> Array:
+    features = {"user": torch.from_numpy(ids), "seen": torch.from_numpy(ids)}
+    rows: Array = id_features(learner).eval()(features)["user"].numpy()
+    return rows
+
+
 @pytest.mark.parametrize("kind", ["linear", "fm", "mlp", "deepfm"])
 def test_the_fused_step_equals_the_generic_step_to_the_bit(kind: str) -> None:
     fused, generic = new_learner(kind), new_learner(kind, generic=True)
@@ -86,12 +93,12 @@ def test_a_new_id_starts_like_an_unknown_one_and_then_has_its_own_row() -> None:
     for events in batches(10):
         learner.learn(events)
     ids = np.array([10**12, 10**12 + 1])
-    assert (id_features(learner).find("user", ids) == 1).all()  # the shared row
+    assert (rows_of_users(learner, ids) == 1).all()  # the shared row
     event = next(batches(1, size=2))
     event.features["user"][:] = ids
     learner.learn(event)
     learner.learn(event)  # the second sighting
-    first, second = id_features(learner).find("user", ids).tolist()
+    first, second = rows_of_users(learner, ids).tolist()
     assert first != second
     assert min(first, second) > 1
     assert layer.table is not None
@@ -109,6 +116,43 @@ def test_moments_of_a_row_are_reset_when_another_id_gets_it() -> None:
     # One step after a reset, a moment is (1 - beta) * gradient; without the reset it would be several times as large.
     assert state["exp_avg"][2:].abs().max() <= 0.1 * 0.5 + 1e-6
     assert id_features(learner).counters()["user"].evicted == 38
+
+
+@pytest.mark.parametrize("change", ["state", "options", "weight"])
+def test_rows_are_started_in_the_present_memory_of_tables_and_optimizer(change: str) -> None:
+    torch.manual_seed(0)
+    model = models.build("fm", schema(user="id:max=50", seen="id:max=50[3]?"))
+    optimizer = cadam.CYogi(model.parameters(), lr=0.01, initial_accumulator=0.5)
+    learner = Learner(model, optimizer, LOG_LOSS)
+    for events in batches(3, size=20, seen=np.full((20, 3), MISSING_ID)):
+        learner.learn(events)
+    if change == "state":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    elif change == "options":
+        optimizer.param_groups[0]["initial_accumulator"] = 0.25
+    else:
+        layer = model.inputs.linear
+        assert layer is not None
+        layer.weight.data = layer.weight.data.clone()
+    ids = np.arange(10**6, 10**6 + 20)
+    rows = {}
+
+    def record(*_: Any) -> None:
+        for table in (model.inputs.table, model.inputs.linear):
+            assert table is not None
+            row = rows_of_users(learner, ids)
+            state = optimizer.state[table.weight]
+            rows[table] = table.weight[row].detach().clone(), state["exp_avg_sq"][row].clone()
+
+    hook = optimizer.register_step_pre_hook(record)
+    learner.learn(next(batches(1, size=20, user=ids, seen=np.full((20, 3), MISSING_ID))))
+    hook.remove()
+    expected = 0.25 if change == "options" else 0.5
+    for table, (values, second_moments) in rows.items():
+        assert torch.equal(values, table.weight[1].expand_as(values).detach())
+        assert expected in second_moments  # rows that had no id before keep their first state
+        assert set(second_moments.unique().tolist()) <= {0.5, expected}
+    assert len(rows) == 2
 
 
 def test_a_resumed_run_equals_one_without_interruption(tmp_path: Path) -> None:

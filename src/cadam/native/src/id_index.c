@@ -51,9 +51,17 @@ typedef struct {
     int64_t misses;
 } id_search;
 
+/* Record that a row is used. */
+static void use_row(const id_index *x, table_row *row)
+{
+    row->last_seen = x->time;
+    row->used_in = (uint32_t)x->step;
+    row->frequency += row->frequency < MAX_FREQUENCY;
+}
+
 /* Record that a row is used. Threads may do so for the same row: they write the same time and step. A count above
  * MAX_FREQUENCY is taken back, and once there is one, the count stays at MAX_FREQUENCY. */
-static void use_row(const id_index *x, table_row *row)
+static void use_row_in_threads(const id_index *x, table_row *row)
 {
     __atomic_store_n(&row->last_seen, x->time, __ATOMIC_RELAXED);
     __atomic_store_n(&row->used_in, (uint32_t)x->step, __ATOMIC_RELAXED);
@@ -86,7 +94,7 @@ static void find_range(int64_t begin, int64_t end, void *context)
             misses += !row;
             search->rows[first + i] = row || !search->is_training ? (int64_t)row : -1;
             if (row && search->is_training)
-                use_row(x, &x->rows[row]);
+                use_row_in_threads(x, &x->rows[row]);
         }
     }
     __atomic_fetch_add(&search->misses, misses, __ATOMIC_RELAXED);
@@ -115,18 +123,24 @@ static void halve_counters(id_sketch *s)
     s->added = 0;
 }
 
-/* Add sightings of an id. Returns how often it was seen, or more. Only those of its counters are increased that would be
- * too small otherwise ("conservative update"). */
-static int64_t count_sightings(id_sketch *s, uint64_t id, int64_t times)
+/* Write the addresses of the counters of an id, and fetch them into the cache. */
+static void find_counters(const id_sketch *s, uint64_t id, uint16_t *counters[SKETCH_DEPTH])
 {
-    uint16_t *counters[SKETCH_DEPTH];
     uint64_t hash = mix_splitmix64(id);
-    int64_t least = UINT16_MAX;
     for (int d = 0; d < SKETCH_DEPTH; d++) {
         hash = mix_splitmix64(hash + 0x9e3779b97f4a7c15);
         counters[d] = s->counters + ((int64_t)d << s->bits) + (hash >> (64 - s->bits));
-        least = *counters[d] < least ? *counters[d] : least;
+        __builtin_prefetch(counters[d], 1);
     }
+}
+
+/* Add sightings of an id with these counters. Returns how often it was seen, or more. Only those of its counters are
+ * increased that would be too small otherwise ("conservative update"). */
+static int64_t count_sightings(id_sketch *s, uint16_t *const counters[SKETCH_DEPTH], int64_t times)
+{
+    int64_t least = UINT16_MAX;
+    for (int d = 0; d < SKETCH_DEPTH; d++)
+        least = *counters[d] < least ? *counters[d] : least;
     const int64_t seen = least + times < UINT16_MAX ? least + times : UINT16_MAX;
     for (int d = 0; d < SKETCH_DEPTH; d++)
         if (*counters[d] < seen)
@@ -169,12 +183,17 @@ static int64_t admit(id_sketch *sketch, id_batch *b)
         b->new_counts[numbers[at] - 1]++;
         b->rows[i] = -(int64_t)numbers[at];
     }
+    uint16_t *counters[IDS_AHEAD][SKETCH_DEPTH]; /* the counters of this and the next ids */
+    for (int64_t d = 0; sketch && d < distinct && d < IDS_AHEAD; d++)
+        find_counters(sketch, b->new_ids[d], counters[d]);
     b->new_count = 0;
     for (int64_t d = 0; d < distinct; d++) {
         const uint64_t id = b->new_ids[d];
-        const int64_t times = b->new_counts[d];
+        const int64_t times = b->new_counts[d], seen = sketch ? count_sightings(sketch, counters[d % IDS_AHEAD], times) : 0;
+        if (sketch && d + IDS_AHEAD < distinct)
+            find_counters(sketch, b->new_ids[d + IDS_AHEAD], counters[d % IDS_AHEAD]);
         new_number[d] = -1;
-        if (!sketch || count_sightings(sketch, id, times) >= sketch->threshold) {
+        if (!sketch || seen >= sketch->threshold) {
             new_number[d] = b->new_count++;
             b->new_ids[new_number[d]] = id;
             b->new_counts[new_number[d]] = times;
@@ -186,23 +205,6 @@ static int64_t admit(id_sketch *sketch, id_batch *b)
     free(numbers);
     free(new_number);
     return 0;
-}
-
-/* Record that rows which a search without training found are used. The row of ids without one becomes -1. Returns their
- * number. */
-EXPORT int64_t cadam_index_use(const id_index *x, int64_t *rows, int64_t n)
-{
-    int64_t misses = 0;
-    for (int64_t i = 0; i < n; i++) {
-        __builtin_prefetch(&x->rows[rows[i + IDS_AHEAD < n ? i + IDS_AHEAD : n - 1]], 1);
-        if (rows[i]) {
-            use_row(x, &x->rows[rows[i]]);
-        } else {
-            rows[i] = -1;
-            misses++;
-        }
-    }
-    return misses;
 }
 
 /* Give rows to the new ids of a batch: free ones first, then unused ones below `row_limit`. The index must have empty slots
@@ -251,6 +253,106 @@ EXPORT int64_t cadam_index_train(id_index *x, id_sketch *sketch, id_batch *b, in
     return 0;
 }
 
+/* Several features -------------------------------------------------------------------------------------------- */
+
+static const int64_t MISSING_ROW = INT64_MAX; /* the row of a missing id while rows are those of the index */
+
+static int is_missing(const id_feature *f, int64_t i)
+{
+    return f->has_missing && (int64_t)f->batch.ids[i] == f->missing_id;
+}
+
+/* Write the rows of the ids of several features, which is row 1 for ids without one. Nothing else is changed. */
+EXPORT void cadam_features_find(const id_feature *features, int64_t count, parallel_for_fn *parallel_for)
+{
+    for (const id_feature *f = features; f < features + count; f++) {
+        const id_batch *b = &f->batch;
+        cadam_index_find(f->index, b->ids, b->n, b->rows, 0, parallel_for);
+        for (int64_t i = 0; i < b->n; i++)
+            b->rows[i] = is_missing(f, i) ? 0 : b->rows[i] + 1;
+    }
+}
+
+/* Record that the rows which cadam_features_find has found are used, and count the ids without one. The rows become those of
+ * the index, -1 for ids without a row. */
+static void use_rows(id_feature *f)
+{
+    id_batch *b = &f->batch;
+    const id_index *x = f->index;
+    b->misses = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        const int64_t ahead = b->rows[i + IDS_AHEAD < b->n ? i + IDS_AHEAD : b->n - 1];
+        __builtin_prefetch(&x->rows[ahead > 0 ? ahead - 1 : 0], 1);
+        const int64_t row = b->rows[i] - 1;
+        if (row > 0)
+            use_row(x, &x->rows[row]);
+        b->misses += row == 0;
+        b->rows[i] = row > 0 ? row : row == 0 ? -1 : MISSING_ROW;
+    }
+}
+
+/* Set the rows of new ids: in tables to the values of the row that ids without a row share, and in the state of the
+ * optimizer, if another id had the row before, to the state of a row that was never updated. */
+static void start_rows(const id_feature *f, const row_memory *memory)
+{
+    char *first = memory->data + f->start * memory->bytes;
+    const char *value = memory->value ? memory->value : first;
+    const int64_t end = memory->value ? f->first_unused : INT64_MAX;
+    for (int64_t j = 0; j < f->batch.new_count; j++) {
+        const int64_t row = f->batch.new_rows[j];
+        if (row && row < end)
+            memcpy(first + row * memory->bytes, value, (size_t)memory->bytes);
+    }
+}
+
+/* Start the rows of new ids, and turn the rows of a batch into those of its feature. */
+static void finish_feature(id_feature *f, const row_memory *memories, int64_t memory_count)
+{
+    const id_batch *b = &f->batch;
+    f->admitted = 0;
+    for (int64_t j = 0; j < b->new_count; j++)
+        f->admitted += b->new_rows[j] != 0;
+    for (int64_t m = 0; m < memory_count; m++)
+        start_rows(f, &memories[m]);
+    for (int64_t i = 0; i < b->n; i++)
+        b->rows[i] = b->rows[i] == MISSING_ROW ? 0 : b->rows[i] + 1;
+    if (!f->table_rows)
+        return;
+    const int64_t *rows = b->rows;
+    for (int64_t *to = f->table_rows; rows < b->rows + b->n; to += f->stride)
+        for (int64_t e = 0; e < f->length; e++)
+            to[e] = f->start - 1 + *rows++;
+}
+
+/* Give rows to those new ids of several features that get one, after cadam_features_find. The optimizer has taken the step
+ * that needed the rows of the batch before. Returns the number of features without room for their new ids, for which
+ * cadam_feature_assign must be called, or -2 if memory ran out. */
+EXPORT int64_t cadam_features_train(id_feature *features, int64_t count, const row_memory *memories, int64_t memory_count)
+{
+    int64_t full = 0;
+    for (id_feature *f = features; f < features + count; f++) {
+        f->index->step++;
+        f->first_unused = f->index->row_count;
+        f->batch.new_count = f->batch.refused = f->is_full = 0;
+        use_rows(f);
+        if (f->batch.misses)
+            f->is_full = cadam_index_train(f->index, f->sketch, &f->batch, f->row_limit, f->record_count);
+        if (f->is_full < 0)
+            return f->is_full;
+        full += f->is_full;
+        if (!f->is_full)
+            finish_feature(f, memories, memory_count);
+    }
+    return full;
+}
+
+/* Give rows to the new ids of a feature for which there was no room before. */
+EXPORT void cadam_feature_assign(id_feature *f, const row_memory *memories, int64_t memory_count)
+{
+    cadam_index_assign(f->index, &f->batch, f->row_limit);
+    finish_feature(f, memories, memory_count);
+}
+
 /* Released rows ----------------------------------------------------------------------------------------------- */
 
 /* Remove the id of a row from the index and add the row to the free ones. The slots that follow are moved forward, so that
@@ -283,7 +385,7 @@ EXPORT int64_t cadam_index_expire(id_index *x, int64_t cutoff)
 {
     int64_t count = 0;
     for (int64_t row = 1; row < x->row_count; row++)
-        if (is_releasable(x, row) && x->rows[row].last_seen < cutoff) {
+        if (x->rows[row].last_seen < cutoff && is_releasable(x, row)) {
             release_row(x, row);
             count++;
         }
@@ -415,13 +517,6 @@ EXPORT int64_t cadam_index_build(id_index *x)
         x->slots[at] = tag << 32 | (uint64_t)row;
     }
     return free_rows == x->free_count ? -1 : 0;
-}
-
-/* Set n rows of a table, `bytes` each, to the values of the row `shared`; the numbers of the rows are relative to it. */
-EXPORT void cadam_copy_row(char *table, int64_t bytes, int64_t shared, const int64_t *rows, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        memcpy(table + (shared + rows[i]) * bytes, table + shared * bytes, (size_t)bytes);
 }
 
 /* Ids and values ---------------------------------------------------------------------------------------------- */

@@ -94,6 +94,14 @@ static const field_layout layout[] = {
     FIELD(id_batch, new_ids), FIELD(id_batch, new_counts), FIELD(id_batch, new_rows), FIELD(id_batch, new_count),
     FIELD(id_batch, refused),
 
+    STRUCT(id_feature), FIELD(id_feature, index), FIELD(id_feature, sketch), FIELD(id_feature, batch),
+    FIELD(id_feature, has_missing), FIELD(id_feature, missing_id), FIELD(id_feature, row_limit),
+    FIELD(id_feature, record_count), FIELD(id_feature, start), FIELD(id_feature, table_rows),
+    FIELD(id_feature, length), FIELD(id_feature, stride), FIELD(id_feature, first_unused),
+    FIELD(id_feature, is_full), FIELD(id_feature, admitted),
+
+    STRUCT(row_memory), FIELD(row_memory, data), FIELD(row_memory, bytes), FIELD(row_memory, value),
+
     {0, 0, 0},
 };
 

@@ -263,4 +263,30 @@ typedef struct {
     int64_t refused;     /* ids of the batch that have row 0 */
 } id_batch;
 
+/* A feature of which the ids of a batch are looked up together with those of other features. Its rows in a batch are counted
+ * from 1; row 0 is for missing ids, and row 1 is row 0 of the index. */
+typedef struct {
+    id_index *index;
+    id_sketch *sketch;    /* 0 if all ids are admitted */
+    id_batch batch;
+    int64_t has_missing;  /* whether an id that is equal to missing_id is missing */
+    int64_t missing_id;
+    int64_t row_limit;    /* rows of the index, including row 0 */
+    int64_t record_count; /* records of rows that are allocated */
+    int64_t start;        /* row 0 of the index in the tables of the model */
+    int64_t *table_rows;  /* written: the rows of the batch in these tables, or 0 if they are not needed */
+    int64_t length;       /* consecutive ids, which belong to one event and have consecutive entries in table_rows */
+    int64_t stride;       /* entries of table_rows from one event to the next */
+    int64_t first_unused; /* written: the rows of the index that were ever used before this batch */
+    int64_t is_full;      /* written: whether there was no room for the new ids, so that no row was given to them */
+    int64_t admitted;     /* written: the number of rows that were given to new ids */
+} id_feature;
+
+/* Memory of the tables of a model, or of the state of their optimizer, with a part for each row. */
+typedef struct {
+    char *data;
+    int64_t bytes;        /* bytes of a row */
+    const char *value;    /* the state of a row that was never updated, or 0 if the memory is that of a table */
+} row_memory;
+
 #endif

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...native.loader import package_library
 from ...native.structs import Words
 from ...tables.attachment import ResetRows, known_reset
+from ...tables.ids import Ids
+from ...tables.joint_assignment import NO_MEMORIES, JointBatch
 from ...tables.row_assignment import Counters, RowAssignment
 from ..data.events import Array
 from ..data.kind import MISSING_ID, SHARED_ID_ROW, Kind
+from .row_memories import RowMemories
 
 _DTYPES = {"id": np.int64, "last_seen": np.int64, "frequency": np.int32, "used_in": np.int32, "sketch": np.int16}
 """The tensors of an index, with the signed types in which checkpoints have them."""
@@ -44,7 +46,6 @@ class IdFeatures(nn.Module):
         """The shared row of each feature."""
         self.assignments: dict[str, RowAssignment] = {}
         self.expires_by_time: dict[str, bool] = {}
-        self.has_missing = {name: kind.optional for name, kind in kinds.items()}
         for name, kind in kinds.items():
             options = kind.id_options
             assert options is not None
@@ -52,12 +53,14 @@ class IdFeatures(nn.Module):
                 options.max_rows, options.evict, options.admit, expire_after=options.expire
             )
             self.expires_by_time[name] = options.expires_by_time
+        self._missing_ids = [MISSING_ID if kind.optional else None for kind in kinds.values()]
         self._tables = list(tables)
+        self._memories = RowMemories(self._tables, None)
         self._reset: ResetRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle. A copy is not attached to the optimizer."""
-        return {**self.__dict__, "_reset": None}
+        return {**self.__dict__, "_memories": RowMemories(self._tables, None), "_reset": None}
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer reset its state of a row whenever the row is given to another id.
@@ -65,7 +68,7 @@ class IdFeatures(nn.Module):
         Raises:
             ValueError: if it is not known how the optimizer keeps the state of a row.
         """
-        self._reset = known_reset(optimizer)
+        self._reset, self._memories = known_reset(optimizer), RowMemories(self._tables, optimizer)
 
     def advance(self, time: float, events: int) -> None:
         """Set the clock of each feature, and take back the rows of expired ids.
@@ -97,52 +100,41 @@ class IdFeatures(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the features with rows instead of ids. In training mode with gradients, new ids get rows."""
-        ids = {name: features[name].detach().cpu().contiguous().numpy() for name in self.assignments}
-        rows = {name: self.find(name, values) for name, values in ids.items()}
+        ids = [features[name].detach().cpu().contiguous().numpy() for name in self.assignments]
+        batch = self.new_batch([_flat(each) for each in ids], [np.empty(each.size, np.int64) for each in ids])
+        batch.find()
         if self.training and torch.is_grad_enabled():
-            self.assign(ids, rows)
-        found = {name: torch.from_numpy(values).to(features[name].device) for name, values in rows.items()}
-        return {**features, **found}
+            self.assign(batch)
+        rows = {
+            name: torch.from_numpy(found.reshape(each.shape)).to(features[name].device)
+            for name, found, each in zip(self.assignments, batch.rows, ids, strict=True)
+        }
+        return {**features, **rows}
 
-    def find(self, name: str, ids: Array) -> Words:
-        """Return the rows of ids relative to the first row of the feature. Nothing is changed."""
-        rows = self.assignments[name].find(_flat(ids))
-        rows += SHARED_ID_ROW
-        if self.has_missing[name]:
-            rows[ids.reshape(-1) == MISSING_ID] = 0
-        return rows.reshape(ids.shape)
-
-    def assign(self, ids: Mapping[str, Array], rows: Mapping[str, Words]) -> None:
-        """Give rows to those ids of a batch that are to get one.
+    def new_batch(self, ids: Sequence[Ids], rows: Sequence[Words]) -> JointBatch:
+        """Return a batch of ids.
 
         Args:
-            ids: the ids of each feature.
-            rows: the results of `find`, in which the rows of new ids are replaced.
+            ids: the ids of each feature, in the order of `assignments`.
+            rows: memory for the rows of each feature, relative to its first row.
         """
-        reused: list[Words] = []
-        for name, assignment in self.assignments.items():
-            flat, found = _flat(ids[name]), rows[name].reshape(-1)
-            is_present = found > 0 if self.has_missing[name] else slice(None)
-            assignment.index.finish_step()  # The rows of the batch before are not needed any more.
-            own, new = assignment.assign(flat[is_present], found[is_present] - SHARED_ID_ROW)
-            if len(new.rows):
-                found[is_present] = own + SHARED_ID_ROW
-                self._start_rows(self.starts[name], new.rows)
-                reused.append(self.starts[name] + new.rows[new.is_reused])
-        if self._reset is not None and any(len(each) for each in reused):
-            rows_to_reset = torch.from_numpy(np.concatenate(reused))
-            for table in self._tables:
-                self._reset(table.weight, rows_to_reset.to(table.weight.device))
+        return JointBatch(list(self.assignments.values()), list(self.starts.values()), self._missing_ids, ids, rows)
 
-    def _start_rows(self, shared: int, new: Words) -> None:
-        """Set new rows to the values of the shared row."""
-        for table in self._tables:
-            weight = table.weight.detach()
-            if weight.is_cpu and weight.is_contiguous():
-                width = weight.shape[1] * weight.itemsize
-                package_library().c.cadam_copy_row(weight.data_ptr(), width, shared, new.ctypes.data, len(new))
-            else:
-                weight[torch.from_numpy(shared + new).to(weight.device)] = weight[shared].clone()
+    def assign(self, batch: JointBatch) -> None:
+        """Give rows to those ids of a batch that are to get one. Their rows in the tables start as the shared row."""
+        memories = self._memories.find()
+        batch.assign(NO_MEMORIES if memories is None else memories)
+        if memories is None:
+            self._start_rows(batch)
+
+    def _start_rows(self, batch: JointBatch) -> None:
+        """Set the rows of new ids to the values of the shared rows, and reset the optimizer's state of these rows."""
+        for start, new in zip(self.starts.values(), batch.new_rows(), strict=True):
+            for table in self._tables:
+                weight = table.weight.detach()
+                weight[torch.from_numpy(start + new.rows).to(weight.device)] = weight[start].clone()
+                if self._reset is not None and new.is_reused.any():
+                    self._reset(table.weight, torch.from_numpy(start + new.rows[new.is_reused]).to(weight.device))
 
     # State --------------------------------------------------------------------------------------------------------
 
@@ -192,7 +184,7 @@ def expected_collisions(ids: int, rows: int) -> float:
     return ids * -math.expm1((ids - 1) * math.log1p(-1 / rows)) if ids > 1 and rows > 1 else 0.0
 
 
-def _flat(ids: Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _flat(ids: Array) -> Ids:
     return np.ascontiguousarray(ids, np.int64).reshape(-1).view(np.uint64)
 
 

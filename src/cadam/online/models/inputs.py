@@ -143,6 +143,11 @@ def cast_features(features: Mapping[str, Tensor], dtype: torch.dtype) -> dict[st
     return {name: v.to(dtype) if v.dtype == torch.float64 else v for name, v in features.items()}
 
 
+def _is_traced() -> bool:
+    """Whether torch records the operations, to compile or to export them."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 class Inputs(nn.Module):
     """Converts the features of a schema to embeddings, one per field, and to a linear term per event.
 
@@ -206,7 +211,7 @@ class Inputs(nn.Module):
         """Return embeddings (batch, fields, width) and the sum of the other terms of the score (batch,)."""
         if self.ids is not None:
             features = self.ids(features)
-        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        if not _is_traced():
             compiled = compiled_inputs(self, KERNEL_CONSTANTS)
             outputs = None if isinstance(compiled, str) else compiled(self, features)
             if outputs is not None:
@@ -220,6 +225,8 @@ class Inputs(nn.Module):
 
     def forward_with_torch(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute the outputs with operations of torch, on any device and in any dtype."""
+        if not _is_traced() and not torch._C._are_functorch_transforms_active():
+            self._check_ids(features)
         rows: list[Tensor] = []
         weights: list[Tensor | None] = []
         """For each part of the rows: the weights with which they are summed, or None if each row is a field."""
@@ -254,6 +261,23 @@ class Inputs(nn.Module):
             return total.new_zeros(len(total), 0, 0), total
         vectors = torch.cat(embedded, 1)
         return vectors, total + pairwise_interactions(vectors) if self.has_pairs else total
+
+    def _check_ids(self, features: dict[str, Tensor]) -> None:
+        """Raise an error if an id is not a row of its feature. It could be a row of another one.
+
+        On a GPU the check would wait for the device, so ids are not checked there.
+
+        Raises:
+            IndexError: if an id is negative or too large.
+        """
+        for name, (_, size) in self.row_ranges.items():
+            ids = features[name]
+            if not ids.is_cpu:
+                return
+            is_wrong = (ids < 0) | (ids >= size)
+            if bool(is_wrong.any()):
+                wrong = int(ids[is_wrong][0])
+                raise IndexError(f"feature {name!r} has the id {wrong}, and its rows are 0 to {size - 1}")
 
     @staticmethod
     def _look_up(table: nn.Embedding | None, rows: list[Tensor], weights: list[Tensor | None]) -> list[Tensor]:
