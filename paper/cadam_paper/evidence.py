@@ -515,44 +515,45 @@ def switch_summary() -> list[str]:
     low = compare_below(adam_pairs())
     (ahead, behind), (low_ahead, low_behind) = _count_kinds(high), _count_kinds(low)
     for_cadam, for_adam, equal, judged = judged_streams.count_decided()
+    undecided = judged - for_cadam - for_adam - equal
     losses = judged_streams.differences()
     return [
         *table_header("your situation", "advice", "CAdam minus Adam", "how sure"),
         table_row(
             "images rotated during training",
             "switch",
-            f"{_signed_range(_means(shifted))} points of accuracy",
-            f"{significant} of {len(shifted)} hold after correction",
+            f"{_signed_range(_means(shifted))} points of accuracy over 30 epochs",
+            f"{significant} of {len(shifted)} significant, corrected; the last epoch is equal",
         ),
         table_row(
             "a language model on text that changes",
             "try it",
-            f"{text.difference.mean:+.2f} bits per byte",
-            f"clear; {text.seeds} seeds, one model size",
+            f"{text.difference.mean:+.2f} bits per byte (lower is better)",
+            f"significant; {text.seeds} seeds, 3M parameters",
         ),
         table_row(
             "the learning rate may be too high",
-            "switch",
+            "lower it, or switch",
             f"{_signed_range(_means(high))} points of accuracy or AUC",
-            f"ahead in {ahead}, behind in {behind} of {len(high)} cases",
+            f"clearly ahead in {ahead}, behind in {behind} of {len(high)}",
         ),
         table_row(
             "a click or event stream that drifts",
             "run an A/B",
-            f"{min(losses):+.2f}% to {max(losses):+.2f}% of log loss",
-            f"`cadam ab`: {for_cadam} of {judged} for CAdam, {for_adam} for Adam, {equal} equal",
+            f"median {median(losses):+.2f}% log loss, {min(losses):+.2f}% to {max(losses):+.2f}% (lower is better)",
+            f"{judged} streams: {for_cadam} CAdam, {for_adam} Adam, {equal} equal, {undecided} undecided",
         ),
         table_row(
             "data without shift, or label noise",
             "keep Adam",
             f"{_signed_range(_means([*steady, *still_clicks]))} points of accuracy or AUC",
-            "not beyond chance" if not uncertain else f"{uncertain} of {len(steady)} gains hold after correction",
+            "none significant" if not uncertain else f"{uncertain} of {len(steady)} gains hold after correction",
         ),
         table_row(
             "a low learning rate that must stay low",
             "keep Adam",
             f"{_signed_range(_means(low))} points of accuracy",
-            f"ahead in {low_ahead}, behind in {low_behind} of {len(low)} cases",
+            f"clearly ahead in {low_ahead}, behind in {low_behind} of {len(low)}",
         ),
     ]
 
