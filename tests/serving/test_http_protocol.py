@@ -26,8 +26,7 @@ MAX_CONNECTIONS = 40
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a front in this process, with short limits."""
-    monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.3)
+    """The port of a front in this process that accepts few connections."""
     monkeypatch.setattr(http_protocol, "SECONDS_BETWEEN_SWEEPS", 0.05)
     monkeypatch.setattr(BoundedProtocol, "max_connections", MAX_CONNECTIONS)
     monkeypatch.setattr(BoundedProtocol, "_open", {})
@@ -50,12 +49,11 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def talk(port: int, *parts: bytes) -> bytes:
     """Send bytes on a new connection, and return everything that comes back until it is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
         answer = b""
-        with suppress(ConnectionError):
-            for part in parts:
-                connection.sendall(part)
-            while data := connection.recv(65536):
-                answer += data
+        while data := connection.recv(65536):
+            answer += data
         return answer
 
 
@@ -72,7 +70,21 @@ def test_huge_headers_are_refused(port: int) -> None:
     assert is_answered(port)
 
 
-def test_headers_that_arrive_too_slowly_close_the_connection(port: int) -> None:
+def test_a_client_that_keeps_sending_huge_headers_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.3)
+
+    def send_until_disconnected() -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            for _ in range(100_000):
+                connection.sendall(b"X-Filler: " + b"a" * 10_000)
+
+    with pytest.raises(ConnectionError):
+        send_until_disconnected()
+    assert is_answered(port)
+
+
+def test_headers_that_arrive_too_slowly_close_the_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.3)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(20)]
         for number, connection in enumerate(slow):

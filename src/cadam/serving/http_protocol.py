@@ -31,6 +31,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._header_bytes, self._waits_since = 0, 0.0
+        self._is_refused = False
+        """Whether the headers were too large. What the client still sends is then read and ignored."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a connection, and close the oldest idle one if there are too many."""
@@ -50,16 +52,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the headers are too large."""
+        if self._is_refused:
+            return
         if self._is_idle():
             if not self._header_bytes:
                 self._waits_since = self.loop.time()
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and self._headers_end_late(data):
-                self.transport.write(TOO_LARGE)
-                self.transport.close()
+                self._refuse()
                 return
         if not self.transport.is_closing():
             super().data_received(data)
+
+    def _refuse(self) -> None:
+        """Answer that the headers are too large.
+
+        The connection stays open for reading until the client closes it or its time is over. If it were closed with
+        unread data, TCP would reset it, and the client could lose the answer.
+        """
+        self._is_refused = True
+        self.transport.write(TOO_LARGE)
+        self.transport.write_eof()
 
     def _headers_end_late(self, data: bytes) -> bool:
         """Whether the headers do not end within the allowed bytes. Later bytes may belong to the body."""
