@@ -136,7 +136,7 @@ def test_more_aligned_elements_than_float32_can_count_are_counted_to_the_last(ho
 
 @over_engines
 def test_counts_are_kept_when_a_part_of_the_parameters_takes_a_step(how: str) -> None:
-    """Some have no gradient, some have taken more steps, some do not lie in memory as the others do."""
+    """Some parameters have no gradient, some have taken more steps, and some have another memory layout."""
     params = [torch.zeros(2, 3), torch.zeros(5), torch.zeros(4, 6).t(), torch.zeros(7)]
     optimizer = cadam.CAdam(params, **HOW[how])
     sizes = [p.numel() for p in params]
