@@ -76,7 +76,7 @@ def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **op
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=1e-5, atol=0)
             else:
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=0, atol=0, equal_nan=True)
-    assert light.alignment() == reference.alignment()
+    assert fused.alignment() == reference.alignment()
     return fused
 
 
@@ -139,8 +139,8 @@ def of_odd_widths(together: bool) -> None:
         for cls, second in ((cadam.CAdam, "element"), (cadam.CAdam, "row"), (cadam.CLion, "element")):
             for coalesced in (False, True):
                 more: dict[str, Any] = {"coalesced": True} if coalesced else {"hot": 40 * (number % 2)}
-                light = compare(cls, True, (40, width), moments="int8", second_moment=second, **more)
-                for param in light.param_groups[0]["params"]:
+                fused = compare(cls, True, (40, width), moments="int8", second_moment=second, **more)
+                for param in fused.param_groups[0]["params"]:
                     parts = [x for x in fused.state[param].values() if x.dim()]
                     assert (len({x.untyped_storage().data_ptr() for x in parts}) == 1) == together
 

@@ -1,4 +1,4 @@
-"""Bad input: an error that names the argument, what was given and what is allowed, and nothing changed."""
+"""Bad input raises an error that names the argument, its value and the allowed values, and changes nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_whatever_is_a_number_is_a_learning_rate(number: Any, when: str) -> None
 
 
 class Config:
-    """A sequence that is neither list nor tuple, as config libraries have them."""
+    """A sequence that is neither a list nor a tuple, like those of configuration libraries."""
 
     def __init__(self, *values: float) -> None:
         self.values = values
@@ -235,7 +235,7 @@ def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     [("beta", "betas"), ("weightdecay", "weight_decay"), ("param", "params"), ("learning_rate", "lr")],
 )
 def test_misspelt_options_of_a_group(given: str, meant: str) -> None:
-    """May be keys of the user's own, so they are kept; but not silently."""
+    """They may be keys of the user, so they are kept with a warning."""
     with pytest.warns(UserWarning, match=f"parameter group 1: unknown option '{given}'; did you mean '{meant}'"):
         optimizer = cadam.CAdam([{"params": [parameter()]}, {"params": [parameter()], given: 0.1}])
     assert optimizer.param_groups[1][given] == 0.1
@@ -270,7 +270,7 @@ def test_the_options_that_define_a_class_are_fixed(cls: type[cadam.Optimizer], o
 
 
 def test_fused_insists_on_a_fused_engine() -> None:
-    """Where none can serve a parameter, the step says which and why, and has not begun."""
+    """If no fused engine supports a parameter, the error has its name and the reason, and nothing is updated."""
     params = [torch.ones(3), torch.ones(4, 2)[:, 0]]
     optimizer = cadam.CAdam([{"params": params[:1], "fused": None}, {"params": params[1:]}], fused=True)
     for param in params:
@@ -322,7 +322,7 @@ def test_bad_parameters_of_the_constructor(what: str) -> None:
 
 
 def snapshot(optimizer: cadam.Optimizer) -> Any:
-    """All that a refused call must leave alone."""
+    """Return everything that a refused call must not change."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return copied(
         [
@@ -376,7 +376,7 @@ TWICE_GIVEN: dict[str, Callable[[Parameter], Any]] = {
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("given", TWICE_GIVEN)
 def test_a_parameter_that_is_given_twice_is_moved_once(given: str, how: dict[str, Any]) -> None:
-    """torch warns, too, and moves it twice by the same gradient."""
+    """torch also warns, but updates such a parameter twice with the same gradient."""
     twice, once = parameter(), parameter()
     with pytest.warns(UserWarning, match="duplicate parameters"):
         optimizer = cadam.CAdam(TWICE_GIVEN[given](twice), lr=0.1, **how)
@@ -447,7 +447,7 @@ def test_options_of_a_group_without_gradients_do_not_matter(how: dict[str, Any])
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"capturable": True}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "meta", *["cuda"] * torch.backends.cuda.is_built()])
 def test_fake_tensors_are_stepped(device: str, how: dict[str, Any]) -> None:
-    """As tools do that estimate memory: no value is there, but shapes and dtypes are."""
+    """Tools that estimate memory use such tensors, which have shapes and dtypes but no values."""
     with FakeTensorMode():
         param = Parameter(torch.ones(2, 3, dtype=torch.bfloat16, device=device))
         optimizer = cadam.CAdam([param], **how)
@@ -483,7 +483,7 @@ def test_an_optimizer_without_a_rule() -> None:
 
 
 class Loose(Parameter):
-    """A parameter that takes any gradient. torch's own refuse most bad ones, but not all and not always."""
+    """A parameter that accepts any gradient. torch.nn.Parameter refuses most bad ones, depending on the version."""
 
     held: Tensor | None = None
 
@@ -516,7 +516,7 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("bad", BAD_GRADIENTS)
 def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> None:
-    """No parameter, state, step count or counter changes, though all others are good; later steps work again."""
+    """Nothing is updated although the other gradients are good, and later steps work."""
     spoilt, message = BAD_GRADIENTS[bad]
     good, table, last = parameter(5), parameter(6, 2), Loose(torch.ones(4, 3))
     optimizer = cadam.CAdam([{"params": [good, table]}, {"params": [last], "lr": 0.1}], **HOW[how])
@@ -544,7 +544,7 @@ def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_gradients_may_change_their_dtype(dtype: torch.dtype, how: str) -> None:
-    """Between steps, too; a gradient is taken for what it says."""
+    """The dtype may also change from step to step."""
     dtypes = [dtype, torch.bfloat16, torch.float16, torch.float32, torch.float64, dtype]
     param, same = Loose(torch.ones(4, dtype=dtype)), Loose(torch.ones(4, dtype=dtype))
     optimizers = [cadam.CAdam([p], lr=0.1, **HOW[how]) for p in (param, same)]
@@ -562,7 +562,7 @@ UNMOVED = [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("dtype", UNMOVED, ids=str)
 def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype, how: dict[str, Any]) -> None:
-    """Quantized models hold them; they have neither gradient nor state, and are saved and loaded with the rest."""
+    """Quantized models have such parameters, which are saved and loaded with the others."""
     frozen, param = Parameter(torch.ones(2, 3).to(dtype), requires_grad=False), parameter()
     optimizer = cadam.CAdam([("frozen", frozen), ("trained", param)], lr=0.1, **how)
     for _ in range(2):
@@ -648,7 +648,7 @@ def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
 
 
 def test_an_option_spoilt_after_construction_is_not_silent() -> None:
-    """A value that a scheduler writes is not checked at every step, but it shows."""
+    """Values that a scheduler writes are not checked at every step, but NaN as a learning rate reaches the parameter."""
     param = parameter()
     param.grad = torch.ones(3)
     optimizer = cadam.CAdam([param])
@@ -687,7 +687,8 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
         p.grad = grad
         optimizer.step()
     before = p.detach().clone()
-    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")  # stands for: the model has moved away
+    # Simulates that the model was moved to another device.
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")
     with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu .*; no parameter was"):
         optimizer.step()
     assert torch.equal(p, before)

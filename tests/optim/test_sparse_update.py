@@ -1,4 +1,4 @@
-"""Sparse updates of plain tensors: they equal those of the optimizer class, and refuse the same input."""
+"""Sparse updates of plain tensors equal those of the optimizer classes, and refuse the same input."""
 
 from __future__ import annotations
 
