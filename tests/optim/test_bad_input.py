@@ -648,7 +648,7 @@ def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
 
 
 def test_an_option_spoilt_after_construction_is_not_silent() -> None:
-    """Values that a scheduler writes are not checked at every step, but NaN as a learning rate reaches the parameter."""
+    """Values that a scheduler writes are not checked at every step, but a NaN reaches the parameter."""
     param = parameter()
     param.grad = torch.ones(3)
     optimizer = cadam.CAdam([param])

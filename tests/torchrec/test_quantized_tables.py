@@ -1,4 +1,4 @@
-"""Sharded tables whose moments are stored in fewer bytes: trained, resharded, converted and evicted."""
+"""Sharded tables with quantized moments: training, resharding, conversion and eviction."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load_as(folder: str, saved: str, storage: dict[str, Any]) -> dict[str, Tenso
 
 
 def load_each(folder: str) -> dict[str, Any]:
-    """On this number of ranks, each as it was saved; then from one storage to another."""
+    """Load on this number of ranks, first with the storage of the checkpoint, then with another one."""
     same = {name: load_as(folder, name, storage) for name, storage in STORAGES.items()}
     pairs = [("float32", "int8"), ("float32", "light"), ("int8", "float32"), ("light", "float32")]
     pairs += [("float32", "exact"), ("exact", "float32"), ("exact", "exact int8"), ("late", "float32")]
@@ -72,7 +72,7 @@ def load_each(folder: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Saved by two ranks, and loaded by one."""
+    """Train and save on two ranks, then load on one."""
     folder = tmp_path_factory.mktemp("light")
     saved = run(2, folder / "two", train_and_save, str(folder))
     return saved, run(1, folder / "one", load_each, str(folder))

@@ -1,4 +1,4 @@
-"""The learner on sharded tables: many ranks are as one process, and ranks that die change nothing."""
+"""The learner on sharded tables: many ranks get the result of one process, also if ranks are killed."""
 
 from __future__ import annotations
 
