@@ -127,11 +127,11 @@ def test_a_step_takes_no_memory_that_grows_with_the_parameter(cls: type[cadam.Op
 
 @over_engines
 def test_more_aligned_elements_than_float32_can_count_are_counted_to_the_last(how: str) -> None:
-    p = torch.zeros(foreach_interpreter.EXACT + 1)
+    p = torch.zeros(foreach_interpreter.MAX_EXACT_COUNT + 1)
     p.grad = torch.ones_like(p)
     optimizer = cadam.SGDM([p], momentum=0.0, **HOW[how])
     optimizer.step()
-    assert optimizer.alignment().total.aligned == foreach_interpreter.EXACT + 1
+    assert optimizer.alignment().total.aligned == foreach_interpreter.MAX_EXACT_COUNT + 1
 
 
 @over_engines

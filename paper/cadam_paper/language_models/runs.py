@@ -17,7 +17,7 @@ from . import corpus
 from .train import Record, Run, Task
 
 LANES = {"GPT 3M": 4}
-"""Number of runs that share one GPU, by model. The smallest model leaves most of it idle; the others gain nothing."""
+"""Number of runs that share one GPU, by model; 1 if absent. Only the smallest model leaves most of a GPU idle."""
 POINTS = 200
 """Number of points of a stored loss curve."""
 

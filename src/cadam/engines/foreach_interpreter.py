@@ -29,13 +29,13 @@ BLOCK = 1 << 17
 GATHERED = 1 << 13
 """Elements up to which small tensors are copied into one vector, which is cheaper than a call for each of them."""
 
-EXACT = 1 << 24
-"""Numbers up to which float32 counts exactly."""
+MAX_EXACT_COUNT = 1 << 24
+"""Up to this number, counting in float32 is exact."""
 
 # Operations --------------------------------------------------------------------------------------------------
 
 mask = torch.ops.aten.threshold_backward.default
-"""Its first argument, but zero where the second is not above the third: by far the fastest way to say so."""
+"""``torch.where(y <= threshold, 0, x)`` for arguments (x, y, threshold), by the fastest kernel of torch."""
 _mask_into = torch.ops.aten.threshold_backward.grad_input
 
 
@@ -152,7 +152,7 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
             home[op.out] = register[op.out] = len(register)
         else:
             home[op.out] = args[op.overwritten]
-            register[op.out] = len(register)  # keeps the numbers apart
+            register[op.out] = len(register)  # a new number, which no other register has
         if op.overwritten == 1 and op.kind != "mask":
             args = (args[1], args[0])
         dead = tuple(home[name] for name in op.last_uses if home[name] != home[op.out])
@@ -313,7 +313,7 @@ def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
 
 def _positive(alignment: Tensor) -> Tensor:
     """Count positive elements, and overwrite them: summing ones is many times faster than summing booleans."""
-    return alignment.gt_(0).sum() if alignment.numel() < EXACT else (alignment > 0).sum()
+    return alignment.gt_(0).sum() if alignment.numel() < MAX_EXACT_COUNT else (alignment > 0).sum()
 
 
 def count_steps(slots: Sequence[ParamSlot]) -> None:
