@@ -151,7 +151,8 @@ def test_betas_of_a_state_dict_may_come_from_a_config() -> None:
 
 
 def test_zero_betas_and_eps_are_allowed() -> None:
-    cadam.CAdam([parameter()], betas=(0, 0.0), eps=0)
+    (group,) = cadam.CAdam([parameter()], betas=(0, 0.0), eps=0).param_groups
+    assert (group["betas"], group["eps"]) == ((0, 0), 0)
 
 
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.AdamW])
