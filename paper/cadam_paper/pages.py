@@ -192,11 +192,11 @@ def optimizer_table() -> list[str]:
     for member in FAMILY:
         links = (f"[`{name}`](#cadam.optim.classes.{name})" for name in (f"C{member.name}", member.name))
         text = f"{member.summary} {member.rule.doc}"
-        what = re.split(r"\.\s| \(http", text.strip())[0].strip().rstrip(".").replace("``", "`")
+        description = re.split(r"\.\s| \(http", text.strip())[0].strip().rstrip(".").replace("``", "`")
         paper = re.search(r"https://(?:arxiv|papers\.nips|proceedings)[^)\s]+", text)
         if paper is None:
             raise ValueError(f"the rule of {member.name} names no paper")
-        lines.append(table_row(*links, what, format_rate(member.all_defaults["lr"]), f"[paper]({paper[0]})"))
+        lines.append(table_row(*links, description, format_rate(member.all_defaults["lr"]), f"[paper]({paper[0]})"))
     return lines
 
 

@@ -216,38 +216,38 @@ class Step:
     def _on_lists(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
         columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [c if c[0].dtype == work else [x.to(work) for x in c] for c in columns]
-        found = _call(self.routine.on_lists, self.registers, loaded)
+        values = _call(self.routine.on_lists, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not columns[register]:
-                torch._foreach_copy_(columns[register], found[result])
+                torch._foreach_copy_(columns[register], values[result])
         if slots[0].counts is None or self.routine.alignment is None:
             return [None] * len(slots)
-        return [_positive(alignment) for alignment in found[self.routine.alignment]]
+        return [_positive(alignment) for alignment in values[self.routine.alignment]]
 
     def _gathered(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Tensor | None:
         """Update small tensors on the CPU as one vector, because a call costs more than their elements."""
         columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
-        found = _call(self.routine.on_tensors, self.registers, loaded)
+        values = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, _ in self.routine.results:
-            parts = torch._C._nn.unflatten_dense_tensors(found[result], columns[register])
+            parts = torch._C._nn.unflatten_dense_tensors(values[result], columns[register])
             torch._foreach_copy_(columns[register], parts)
         if slots[0].counts is None or self.routine.alignment is None:
             return None
         ends = torch.tensor([0, *accumulate(param.numel() for param in columns[0])])
-        until = torch.nn.functional.pad(found[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
+        until = torch.nn.functional.pad(values[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
         return until[ends].diff()
 
     def _on_tensors(self, tensors: Sequence[Tensor], slot: ParamSlot) -> Tensor | None:
         work = slot.work_dtype
         loaded = [tensor if tensor.dtype == work else tensor.to(work) for tensor in tensors]
-        found = _call(self.routine.on_tensors, self.registers, loaded)
+        values = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not tensors[register]:
-                tensors[register].copy_(found[result])
+                tensors[register].copy_(values[result])
         if slot.counts is None or self.routine.alignment is None:
             return None
-        return _positive(found[self.routine.alignment])
+        return _positive(values[self.routine.alignment])
 
 
 def _call(code: Code, registers: list[Any], inputs: Sequence[Any]) -> list[Any]:
