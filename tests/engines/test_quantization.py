@@ -25,7 +25,7 @@ from cadam.rules import RULES, moment_storage
 from tests.engines.triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
 from tests.optim.family import OF_RULE
 
-CODED = [name for name, rule in RULES.items() if rule.moments]
+WITH_MOMENTS = [name for name, rule in RULES.items() if rule.moments]
 KERNELS = cadam.CAdam([torch.zeros(1)]).explain()[0].engine == "native"
 needs_kernels = pytest.mark.skipif(not KERNELS, reason="the C kernels were not compiled")
 
@@ -63,7 +63,7 @@ def run(
 @pytest.mark.parametrize("shape", [(700, 37), (90, 16), (90, 64), (33, 300)], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
-@pytest.mark.parametrize("rule", CODED)
+@pytest.mark.parametrize("rule", WITH_MOMENTS)
 def test_the_c_kernels_give_the_quantized_values_of_the_reference(
     rule: str, storage: str, rows: bool, shape: Any
 ) -> None:
@@ -285,7 +285,7 @@ def test_a_table_that_becomes_float64_is_refused_by_the_next_step(storage: str) 
 @pytest.mark.parametrize("large", [1e20, 1e30, 3e38, float("inf")], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("width", [16, 20])
-@pytest.mark.parametrize("rule", CODED)
+@pytest.mark.parametrize("rule", WITH_MOMENTS)
 def test_a_moment_that_overflowed_stays_nan_in_the_c_kernels_as_in_the_reference(
     rule: str, width: int, rows: bool, large: float
 ) -> None:

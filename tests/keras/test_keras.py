@@ -1,6 +1,6 @@
-"""The Keras optimizers on the backend that KERAS_BACKEND names, and that all backends agree.
+"""The Keras optimizers on the backend of KERAS_BACKEND, and that all backends agree.
 
-They need Keras, which is in an environment of its own: `make test-keras` runs them on each backend.
+They need Keras, which `make test-keras` installs in a separate environment, and are run on each backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.optim.oracle import Oracle
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
-# The folder of these tests passes for a package of the name keras, but has no keras.ops.
+# The folder of these tests can be imported as a package `keras`, which has no keras.ops.
 pytest.importorskip("keras.ops", reason="Keras is not installed: make test-keras")
 
 import keras

@@ -518,7 +518,7 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("bad", BAD_GRADIENTS)
 def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> None:
     """Nothing is updated although the other gradients are good, and later steps work."""
-    spoilt, message = BAD_GRADIENTS[bad]
+    invalid, message = BAD_GRADIENTS[bad]
     good, table, last = parameter(5), parameter(6, 2), Loose(torch.ones(4, 3))
     optimizer = cadam.CAdam([{"params": [good, table]}, {"params": [last], "lr": 0.1}], **HOW[how])
 
@@ -532,7 +532,7 @@ def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> 
         give_gradients()
         optimizer.step()
     give_gradients()
-    last.grad = spoilt
+    last.grad = invalid
     before = snapshot(optimizer)
     with pytest.raises(RuntimeError, match=f"group 1, parameter 0: {message}.*; no parameter was changed"):
         optimizer.step()

@@ -247,12 +247,12 @@ def run_fsdp(rank: int) -> None:
                     stepped = after
             assert_identical(after, stepped)
             if cls is cadam.CAmsGrad:
-                spoilt = {
+                invalid = {
                     "state": {k: {n: unsharded(v) for n, v in s.items()} for k, s in own.state_dict()["state"].items()},
                     "param_groups": own.state_dict()["param_groups"],
                 }
                 with pytest.raises(ValueError, match=r"group 0, parameter 0: exp_avg is a Tensor, the parameter a"):
-                    own.load_state_dict(spoilt)
+                    own.load_state_dict(invalid)
 
 
 def dtensors(model: nn.Module) -> list[Any]:

@@ -447,12 +447,12 @@ def test_state_dicts_that_do_not_fit_are_refused_whole(cls: type[cadam.Optimizer
         ]
     )
     train(ours, gradients(3, seed=2))
-    before, spoilt = snapshot(ours), broken(how)
-    given = copied(spoilt)
+    before, invalid = snapshot(ours), broken(how)
+    given = copied(invalid)
     with pytest.raises(ValueError, match=REFUSED[how]):
-        ours.load_state_dict(spoilt)
+        ours.load_state_dict(invalid)
     assert_identical(snapshot(ours), before)
-    assert_identical(spoilt, given)
+    assert_identical(invalid, given)
     train(ours, gradients(1))
 
 

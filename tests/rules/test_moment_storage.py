@@ -470,11 +470,11 @@ def test_row_steps_are_rejected_if_no_coefficient_depends_on_the_step() -> None:
 )
 def test_scales_and_step_counts_of_the_wrong_kind_are_rejected(name: str, spoil: Any, problem: str, rows: bool) -> None:
     saved, param = run(3, rows, moments="int8")
-    spoilt = saved.state_dict()
-    spoilt["state"][0][name] = spoil(spoilt["state"][0].get(name))
+    invalid = saved.state_dict()
+    invalid["state"][0][name] = spoil(invalid["state"][0].get(name))
     loaded = cadam.CAdam([param], moments="int8")
     with pytest.raises(ValueError, match=problem):
-        loaded.load_state_dict(spoilt)
+        loaded.load_state_dict(invalid)
     assert not loaded.state
 
 
