@@ -206,7 +206,7 @@ def test_steps_that_differ_between_parameters() -> None:
 
 
 @on_cuda
-def test_what_is_replaced_between_steps_is_noticed() -> None:
+def test_tensors_that_are_replaced_between_steps_are_noticed() -> None:
     def run() -> Trained:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(3)]
@@ -240,7 +240,7 @@ def test_a_gradient_of_another_size_is_refused() -> None:
 
 
 @on_cuda
-def test_what_cannot_be_served_is_said() -> None:
+def test_unsupported_parameters_are_refused_with_a_reason() -> None:
     gaps = torch.nn.Parameter(torch.randn(8, 8, device="cuda")[:, ::2])
     optimizer = cadam.CAdam([gaps])
     assert "gaps" in optimizer.explain()[0].passed_over["cuda"].reason
@@ -256,7 +256,7 @@ def test_what_cannot_be_served_is_said() -> None:
 @on_cuda
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("layout", ["dense", "rows"])
-def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, layout: str) -> None:
+def test_an_overflow_changes_nothing_and_gradients_are_divided_by_the_scale(capturable: bool, layout: str) -> None:
     def run(scale: float | None, overflow: bool) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(64, 8, device="cuda"))
@@ -279,7 +279,7 @@ def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, 
 
 @on_cuda
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_graph_holds_the_step(setting: str) -> None:
+def test_a_graph_contains_the_step(setting: str) -> None:
     cls, options = chosen(setting, True)
     lr = torch.tensor(options.get("lr", 1e-3), device="cuda")
 
@@ -374,7 +374,7 @@ def test_a_graph_does_not_keep_parameters_and_state_alive(layout: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
+def test_a_step_does_not_synchronize(layout: str, capturable: bool) -> None:
     p = torch.nn.Parameter(torch.randn(100, 8, device="cuda"))
     optimizer = cadam.CAdam([p], capturable=capturable)
     ids, values = torch.randint(0, 100, (1, 500), device="cuda"), torch.randn(500, 8, device="cuda")
@@ -392,7 +392,7 @@ def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
 
 
 @on_cuda
-def test_another_stream_goes_on() -> None:
+def test_a_step_continues_on_another_stream() -> None:
     def run(streams: list[Any]) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(5000, device="cuda"))
@@ -500,7 +500,7 @@ def test_rows_come_out_the_same_in_every_run() -> None:
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("bad", [-1, 300, 2**32 + 5, -(2**40)])
-def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int, capturable: bool, distinct: bool) -> None:
+def test_a_bad_id_writes_nothing_and_is_reported_by_the_next_step(bad: int, capturable: bool, distinct: bool) -> None:
     p = torch.nn.Parameter(torch.ones(300, 16, device="cuda"))
     optimizer = cadam.CAdam([p], capturable=capturable)
 

@@ -22,7 +22,7 @@ CASES = Path(__file__).parent / "step_replay_cases.py"
 
 @pytest.mark.slow
 @needs_triton
-def test_a_replayed_step_is_the_usual_one_whatever_changes_in_between() -> None:
+def test_a_replayed_step_equals_a_planned_one_after_any_change() -> None:
     run_cases(CASES, ["changes"])
 
 

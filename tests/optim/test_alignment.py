@@ -300,7 +300,7 @@ def test_write_gives_total_and_groups_to_any_writer() -> None:
     }
 
 
-def test_write_gives_parameters_when_asked_and_leaves_out_what_was_not_seen() -> None:
+def test_write_can_include_parameters_and_leaves_out_those_without_counts() -> None:
     writer = Writer()
     stepped().alignment().write(writer, 3, tag="ratio", parameters=True)
     names = {tag.removeprefix("ratio/all/") for tag in writer.scalars if tag.startswith("ratio/all/")}
@@ -385,9 +385,7 @@ class Odd(Tensor):
 
 
 @pytest.mark.parametrize(("made", "engine"), [(lambda x: x, "foreach"), (lambda x: x.as_subclass(Odd), "eager")])
-def test_what_the_kernels_cannot_serve_goes_to_lists_and_what_lists_may_not_know_to_the_reference(
-    made: Any, engine: str
-) -> None:
+def test_lists_serve_parameters_without_kernels_and_the_reference_serves_subclasses(made: Any, engine: str) -> None:
     """All engines before the default engine of the CPU are listed, each with a reason."""
     with_gaps = made(torch.zeros(4, 2)[:, 0])
     (row,) = explained([with_gaps]).values()

@@ -95,7 +95,7 @@ NUMBERS = [0, 1, np.float64(0.1), np.float32(0.1), np.int64(1), np.array(0.1), n
 
 @pytest.mark.parametrize("when", ["constructor", "group", "later"])
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_whatever_is_a_number_is_a_learning_rate(number: Any, when: str) -> None:
+def test_every_type_of_number_can_be_a_learning_rate(number: Any, when: str) -> None:
     param = parameter()
     param.grad = torch.ones(3)
     group = {"params": [param], **({"lr": number} if when == "group" else {})}
@@ -166,7 +166,7 @@ def test_zero_betas_and_eps_are_allowed() -> None:
         ("weight_decy", "; did you mean 'weight_decay'"),
     ],
 )
-def test_unknown_options_of_the_constructor_come_with_what_was_meant(
+def test_unknown_options_of_the_constructor_are_refused_with_a_suggestion(
     cls: type[cadam.Optimizer], given: str, meant: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{cls.__name__}: unknown option '{given}'{meant}"):
@@ -350,7 +350,7 @@ GROUPS: dict[str, tuple[Callable[[], Any], type[Exception] | tuple[type[Exceptio
 
 
 @pytest.mark.parametrize("what", GROUPS)
-def test_a_refused_group_leaves_the_optimizer_as_it_was(what: str) -> None:
+def test_a_refused_group_does_not_change_the_optimizer(what: str) -> None:
     make, kind, message = GROUPS[what]
     optimizer = cadam.CAdam([KNOWN], lr=0.1)
     KNOWN.grad = torch.ones(3)
@@ -417,7 +417,7 @@ def test_parameters_that_share_memory_move_one_after_the_other(how: dict[str, An
     ("option", "value"),
     [("lr", "0.1"), ("lr", None), ("weight_decay", "0.1"), ("eps", "1e-8"), ("betas", ("0.9", "0.99")), ("betas", 0.9)],
 )
-def test_what_is_no_number_is_refused_whenever_it_comes(
+def test_values_that_are_not_numbers_are_refused_at_any_time(
     option: str, value: Any, how: dict[str, Any], steps: int
 ) -> None:
     param, other = parameter(), parameter(2)
@@ -580,7 +580,7 @@ def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype, how: dict[str,
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["first step", "later step"])
 @pytest.mark.parametrize("dtype", UNMOVED, ids=str)
-def test_a_gradient_of_what_cannot_move_changes_nothing(dtype: torch.dtype, steps: int) -> None:
+def test_gradients_of_parameters_that_cannot_be_updated_are_refused(dtype: torch.dtype, steps: int) -> None:
     frozen, param = Loose(torch.ones(2).to(dtype), requires_grad=False), parameter()
     optimizer = cadam.CAdam([("trained", param), ("frozen", frozen)])
     param.grad = torch.ones(3)
@@ -648,7 +648,7 @@ def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
         assert moved.isfinite().tolist() == [True, False, True]
 
 
-def test_an_option_spoilt_after_construction_is_not_silent() -> None:
+def test_an_option_that_becomes_nan_reaches_the_parameter() -> None:
     """Values that a scheduler writes are not checked at every step, but a NaN reaches the parameter."""
     param = parameter()
     param.grad = torch.ones(3)
@@ -673,7 +673,7 @@ def test_a_new_shape_is_refused_with_nothing_changed(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("wrong", [nn.Linear(2, 2), nn.Linear(2, 2).parameters], ids=["module", "method"])
-def test_what_is_no_iterable_of_parameters_gets_a_hint(wrong: Any) -> None:
+def test_params_of_a_wrong_type_are_refused_with_a_hint(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"pass model.parameters\(\)"):
         cadam.CAdam(wrong)
 

@@ -289,7 +289,7 @@ def test_a_resumed_run_is_identical(engine: str) -> None:
     ],
     ids=str,
 )
-def test_what_exact_updates_do_not_support(options: dict[str, Any], message: str) -> None:
+def test_options_that_exact_updates_do_not_support_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cadam.CAdam([table()], **{"sparse_updates": "exact", **options})
     param = table()

@@ -556,7 +556,7 @@ def test_clipping_dense_gradients_is_torchs(norm_type: float, max_norm: Any, for
 
 @over_norms
 @pytest.mark.parametrize("max_norm", [0.5, 1e6], ids=str)
-def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: float, max_norm: float) -> None:
+def test_clipping_sums_duplicates_of_sparse_gradients(norm_type: float, max_norm: float) -> None:
     """The gradients, with duplicates, are two hybrid tensors, a fully sparse one, and an empty one."""
     torch.manual_seed(0)
     hybrid, other = sparse([4, 1, 4], torch.randn(3, 2), (6, 2)), sparse([1, 5, 2], torch.randn(3, 2), (6, 2))
@@ -601,7 +601,7 @@ def test_clipping_without_gradients(norm_type: float) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_clipping_refuses_what_is_not_finite_when_asked(bad: float, layout: str) -> None:
+def test_clipping_can_refuse_norms_that_are_not_finite(bad: float, layout: str) -> None:
     grad = torch.tensor([1.0, bad])
     params = with_grads(torch.ones(2), grad if layout == "dense" else grad.to_sparse())
     with pytest.raises(RuntimeError, match="non-finite"):

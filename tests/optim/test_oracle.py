@@ -226,7 +226,7 @@ def test_differentiable_agrees_with_the_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize(("engine", "layout"), served())
-def test_the_engine_asked_for_is_the_one_that_runs(engine: str, layout: str) -> None:
+def test_the_requested_engine_runs(engine: str, layout: str) -> None:
     starts, steps = PLANS[layout](0)
     params = [parameter(start) for start in starts]
     optimizer = FAMILY["CAdam"](params, **ENGINES[engine].options)

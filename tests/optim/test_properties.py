@@ -138,7 +138,7 @@ def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: 
 
 
 @pytest.mark.parametrize(("engine", "layout"), PLAIN)
-def test_a_gradient_yet_to_be_conjugated_is_what_it_will_be(engine: str, layout: str) -> None:
+def test_a_lazily_conjugated_gradient_equals_the_conjugate(engine: str, layout: str) -> None:
     grad = torch.tensor([1 + 2j, 3 - 4j])
     params = [torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)) for _ in range(2)]
     for param, each in zip(params, (grad.conj(), grad.conj().resolve_conj()), strict=True):
@@ -243,7 +243,7 @@ def test_minimising_is_maximising_the_negative(name: str, grads: np.ndarray) -> 
 @pytest.mark.parametrize("name", FAMILY)
 @examples(4)
 @given(grads=histories())
-def test_a_gradient_scale_is_taken_out(name: str, grads: np.ndarray) -> None:
+def test_gradients_are_divided_by_the_gradient_scale(name: str, grads: np.ndarray) -> None:
     """Scaling gradients and `grad_scale` by a power of two, as GradScaler does, gives the same bits."""
     for engine, layout in each():
         runs = []

@@ -210,7 +210,7 @@ def test_amsgrad_maximum_of_step_zero_is_zero() -> None:
     assert all(state["max_exp_avg_sq"].eq(0).all() for state in ours.state.values())
 
 
-def test_for_torch_leaves_what_it_is_given_and_writes_torchs_options() -> None:
+def test_for_torch_does_not_change_its_argument_and_writes_the_options_of_torch() -> None:
     ours = train(cadam.CAmsGrad(parameters()), gradients(2))
     saved = ours.state_dict()
     before = copied(saved)
@@ -262,7 +262,7 @@ def test_decoupled_decay_stays_decoupled(cls: type[cadam.Optimizer]) -> None:
     assert (group["decoupled_weight_decay"], group["weight_decay"]) == (True, 0.1)
 
 
-def test_options_of_what_is_computed_come_from_the_state_dict() -> None:
+def test_options_of_the_computation_come_from_the_state_dict() -> None:
     given: dict[str, Any] = {
         "lr": 0.3,
         "betas": (0.5, 0.6),
@@ -457,7 +457,7 @@ def test_state_dicts_that_do_not_fit_are_refused_whole(cls: type[cadam.Optimizer
 
 
 @pytest.mark.parametrize("nonsense", [None, 5, [1, 2], "state", {"model": {}}], ids=str)
-def test_what_is_no_state_dict_is_refused(nonsense: Any) -> None:
+def test_invalid_state_dicts_are_refused(nonsense: Any) -> None:
     ours = train(cadam.CAdam(parameters()), gradients(1))
     before = snapshot(ours)
     with pytest.raises((TypeError, ValueError), match="state dict"):
@@ -669,7 +669,7 @@ def test_saving_to_a_file_changes_nothing(cls: type[cadam.Optimizer], after: int
     assert_identical(resumed.state_dict(), stayed.state_dict())
 
 
-def test_a_loaded_state_lies_as_the_parameter_does() -> None:
+def test_a_loaded_state_has_the_memory_layout_of_the_parameter() -> None:
     p = Parameter(torch.ones(2, 3, 4, 4))
     other = torch.optim.Adam([p])
     p.grad = torch.ones_like(p)

@@ -203,7 +203,7 @@ def error_inputs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("config", "error"), list(error_inputs()))
-def test_what_torch_refuses_is_refused_with_its_words(config: TorchConfig, error: Any) -> None:
+def test_input_that_torch_refuses_is_refused_with_the_same_message(config: TorchConfig, error: Any) -> None:
     given = error.optimizer_error_input
     params = given.params if given.params is not None else [Parameter(torch.randn(1))]
     kind, words = error.error_type, error.error_regex
@@ -911,7 +911,7 @@ def test_gradients_flow_through_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_differentiable_computes_what_the_reference_does(name: str) -> None:
+def test_differentiable_steps_equal_the_reference(name: str) -> None:
     cls, options, _ = SMOOTH[name]
     start = torch.randn(6, dtype=torch.float64)
     grads = [torch.randn(6, dtype=torch.float64) for _ in range(7)]
@@ -1098,7 +1098,7 @@ def test_cycled_momentum_reaches_the_update(schedule: str) -> None:
 
 @pytest.mark.parametrize("average", ["swa", "ema"])
 @over_pairs
-def test_averaged_model_averages_what_the_optimizer_made(pair: str, average: str) -> None:
+def test_averaged_model_averages_the_updated_weights(pair: str, average: str) -> None:
     net = small_net()
     optimizer = PAIRS[pair][0](net.parameters(), lr=0.1)
     function = swa_utils.get_swa_multi_avg_fn() if average == "swa" else swa_utils.get_ema_multi_avg_fn(0.9)

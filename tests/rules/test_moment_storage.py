@@ -202,17 +202,17 @@ def run(steps: int, rows: bool = False, scale: Any = 1.0, **options: Any) -> tup
 def test_confidence_is_that_of_float32_where_gradients_are_tiny_beside_large_ones(options: Any, rows: bool) -> None:
     scale = torch.tensor([1.0, 1e-2, 1e-4, 1e-6]).repeat(4)
     full, _ = run(150, rows, scale)
-    light, _ = run(150, rows, scale, **options)
-    assert abs(light.alignment().total.over_touched - full.alignment().total.over_touched) < 0.01
+    quantized, _ = run(150, rows, scale, **options)
+    assert abs(quantized.alignment().total.over_touched - full.alignment().total.over_touched) < 0.01
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_long_run_does_not_drift_from_float32(storage: str, rows: bool) -> None:
     _, full = run(500, rows)
-    _, light = run(500, rows, moments=storage)
+    _, quantized = run(500, rows, moments=storage)
     way = float(full.detach().mean())
-    assert abs(float(light.detach().mean()) / way - 1) < (0.01 if storage == "bfloat16" else 0.05)
+    assert abs(float(quantized.detach().mean()) / way - 1) < (0.01 if storage == "bfloat16" else 0.05)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -69,7 +69,7 @@ def test_code_of_the_page(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_an_example_without_the_device_that_it_is_told_to_use() -> None:
+def test_an_example_without_the_requested_device_says_so() -> None:
     command = [sys.executable, str(ROOT / "examples" / "dlrm.py"), "--device", "cuda"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2

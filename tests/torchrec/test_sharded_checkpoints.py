@@ -256,8 +256,8 @@ def serve(sharding: str, sequences: bool = False, **storage: Any) -> tuple[float
 
 def serve_all() -> list[tuple[float, float, int, int]]:
     found = [serve(kind) for kind in ("table_wise", "row_wise", "column_wise", "data_parallel")]
-    light: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
-    return [*found, serve("row_wise", True), *(serve(kind, **light) for kind in ("table_wise", "row_wise"))]
+    quantized: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
+    return [*found, serve("row_wise", True), *(serve(kind, **quantized) for kind in ("table_wise", "row_wise"))]
 
 
 def test_changed_rows_bring_a_serving_copy_up_to_date(tmp_path: Path) -> None:

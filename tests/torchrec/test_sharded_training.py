@@ -284,13 +284,13 @@ def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
         assert (difference < 0.02).float().mean() > 0.98
 
 
-def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
+def test_unsupported_kernels_and_invalid_ids_are_refused(on_one_rank: dict[str, Any]) -> None:
     assert "fused_uvm_caching" in on_one_rank["kernel"]
     assert "set compute_kernels=['fused']" in on_one_rank["kernel"]
     assert re.match(r"IndexError\(\"table 'users': id \d+ is not one of its 37 rows", on_one_rank["out of range"])
 
 
-def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
+def test_sharders_refuse_invalid_optimizers_and_options() -> None:
     with pytest.raises(TypeError, match=r"must be an optimizer class of cadam.*SGD"):
         BagSharder(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'lr'"):
@@ -435,7 +435,7 @@ def test_looking_without_gradients_changes_nothing() -> None:
     assert torch.equal(made.flat_weights(), before)
 
 
-def test_tables_refuse_what_they_cannot_do() -> None:
+def test_tables_refuse_unsupported_options() -> None:
     made = tables([8], merge=False)
     ids, offsets, _ = look_up(made, 0)
     with pytest.raises(NotImplementedError, match="batch sizes per feature"):
@@ -450,7 +450,7 @@ def test_tables_refuse_what_they_cannot_do() -> None:
         made.update_hyper_parameters({"learning_rate": 1.0})
 
 
-def test_rows_start_anew_for_a_new_owner() -> None:
+def test_rows_are_reset_for_a_new_id() -> None:
     """All buffers of the rows are reset, and no others."""
     made = tables([8, 8], merge=False)
     for step in range(5):
@@ -469,7 +469,7 @@ def test_rows_start_anew_for_a_new_owner() -> None:
     assert made.split_by_table(made.flat_weights())[1][rows].eq(0).all()
 
 
-def test_all_column_shards_of_a_table_start_anew() -> None:
+def test_all_column_shards_of_a_table_are_reset() -> None:
     options = dict(cadam.CAdam([torch.zeros(1)]).defaults)
     made = Tables([(4, 8, *HOST)] * 2, cadam.CAdam, options, feature_table_map=[0, 1], table_names=["t", "t"])
     made(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
