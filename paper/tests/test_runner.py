@@ -19,6 +19,7 @@ from walks import ARMS, TUNED, WALK, make_spec
 
 from cadam_paper.harness import runner, time_limit
 from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.cuda_runs import device_of
 from cadam_paper.harness.experiment import Experiment, Finished, Plan
 from cadam_paper.harness.results import Results, RunSpec
 from cadam_paper.harness.runner import Event, Request
@@ -164,6 +165,14 @@ def test_runs_on_a_device_end_within_the_time_limit(tmp_path: Path, monkeypatch:
     assert limit.has_refused
     assert not request.failed
     assert len(request.results) == 3  # a fourth run of 0.2 seconds would end after 0.8
+
+
+def test_a_run_on_a_missing_gpu_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    spec = make_spec(ARMS[0], 0.1, 0)
+    assert device_of(replace(spec, settings={"device": "cpu"})).type == "cpu"
+    with pytest.raises(RuntimeError, match="torch does not find one; --quick runs on the CPU"):
+        device_of(replace(spec, settings={"device": "cuda"}))
 
 
 def one_after_the_other(specs: Iterator[RunSpec]) -> Iterator[Finished]:
