@@ -10,7 +10,7 @@ import pytest
 from markupsafe import escape
 
 from cadam.statistics import comparison
-from cadam_paper import pages, published
+from cadam_paper import figure_files, pages, published
 from cadam_paper.harness import report
 from cadam_paper.harness.page import page_templates
 from cadam_paper.harness.results import Results
@@ -106,7 +106,7 @@ def test_check_prints_the_lines_that_differ(
 ) -> None:
     for name, value in {"ROOT": tmp_path, "PAGES": ["page.md"], "TABLES": {"numbers": lambda: ["| 1.25 |"]}}.items():
         monkeypatch.setattr(pages, name, value)
-    monkeypatch.setattr(pages.figure_files, "FIGURES", {})
+    monkeypatch.setattr(figure_files, "FIGURES", {})
     page = tmp_path / "page.md"
     page.write_text("Text.\n<!-- table: numbers -->\n| 1.24 |\n<!-- end -->\n")
     assert pages.main(["--check"]) == 1
