@@ -45,7 +45,7 @@ class Torchs:
         self.tables = torch.optim.SparseAdam(tables, lr=lr)
 
     def clip(self, max_norm: float) -> None:
-        """One model and optimizer written with torch alone."""
+        """A model and its optimizer, written with torch alone."""
         every = [p for part in (self.dense, self.tables) for p in part.param_groups[0]["params"]]
         for p in self.tables.param_groups[0]["params"]:
             p.grad = p.grad.coalesce()
@@ -64,7 +64,7 @@ class Torchs:
 
 
 class Side:
-    """A model and what updates it; the time of each part of a step."""
+    """A model with its optimizers, and the times of the parts of its steps."""
 
     def __init__(self, model: str, vocabulary: tuple[int, ...], kind: Kind, clip: bool) -> None:
         self.model = models.build(model, vocabulary, 0, width=WIDTH, hidden=HIDDEN)
@@ -140,7 +140,7 @@ def measure(model: str, rounds: int, clip: bool, tell: Callable[[str], None]) ->
     }
     share, whole = found["torch, SparseAdam"] / found["ours, optimizer"], found["torch, step"] / found["ours, step"]
     kind = f"{model}, {'clipped' if clip else 'not clipped'}"
-    if not clip:  # else SparseAdam finds its gradient coalesced
+    if not clip:  # SparseAdam would otherwise get a coalesced gradient
         tell(
             f"{kind}: optimizer {1e3 * found['ours, optimizer']:.1f} ms, SparseAdam alone "
             f"{1e3 * found['torch, SparseAdam']:.1f} ms: {share:.1f} times "

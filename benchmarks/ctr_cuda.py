@@ -52,11 +52,11 @@ def synchronized() -> float:
 
 
 def same_curves(found: dict[str, Any]) -> list[Line]:
-    """Graph against plain loop on the same seed, beside how far two plain loops are apart; the last batch is short."""
+    """Compare a run in a graph and a second run without one with a run without a graph. The last batch is short."""
     lines, clicks = [], Generated(rows=300_001)
     for model in models.MODELS:
         for optimizer in ("CAdam", "Adam") if model == "DeepFM" else ("CAdam",):
-            what = task(model, optimizer, max_norm=0.05)  # so low that clipping takes part
+            what = task(model, optimizer, max_norm=0.05)  # so low that gradients are clipped
             graph, plain, again = (train_epoch(what, clicks, here(), graph=graph) for graph in (True, False, False))
             apart = {
                 name: [float(np.abs(r.loss - plain.loss).max()), float(np.abs(r.norm - plain.norm).max())]
@@ -72,7 +72,7 @@ def same_curves(found: dict[str, Any]) -> list[Line]:
 
 
 def steps(learner: Learner, feed: Feed, graph: bool, warm: int, count: int) -> tuple[float, float]:
-    """Seconds a step: until all is done, and until all is asked for."""
+    """Return the seconds per step until the device is done, and until the host is done."""
     run = learner.training(feed, graph=graph)
     for _ in range(warm):
         next(run)
@@ -86,7 +86,7 @@ def steps(learner: Learner, feed: Feed, graph: bool, warm: int, count: int) -> t
 
 
 def speed(found: dict[str, Any]) -> list[Line]:
-    """Examples a second in training: each model with CAdam, and DeepFM with every optimizer and with torch's own."""
+    """Measure examples per second in training: every model with CAdam, and DeepFM with every optimizer."""
     lines, clicks = [], Generated(rows=ROWS)
     arms = [("DeepFM", optimizer) for optimizer in ("CAdam", *study.OPTIMIZERS, "SGDM", "CSGDM")]
     arms = list(dict.fromkeys([*arms, *((model, "CAdam") for model in models.MODELS)]))
@@ -148,7 +148,7 @@ def still(feed: Feed) -> Feed:
         rows, batch_size, filled = feed.rows, feed.batch_size, 0
 
         def fill(self, index: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> None:
-            if Still.filled < 2:  # in warm-up; the graph is captured later
+            if Still.filled < 2:  # during warm-up; the graph is captured later
                 Still.filled += 1
                 feed.fill(index, ids, labels)
 
@@ -186,7 +186,7 @@ def _advance(feed: Feed, index: torch.Tensor, ids: torch.Tensor, labels: torch.T
 
 
 def whole_run(found: dict[str, Any]) -> list[Line]:
-    """A cell as the study computes it, both readings."""
+    """Compute a run as the study does, for its two protocols."""
     lines, clicks = [], Generated(rows=ROWS)
     best = best_auc(clicks, rows=500_000, device=here())
     for optimizer in ("Adam", "CAdam"):

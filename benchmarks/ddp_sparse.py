@@ -30,11 +30,11 @@ SHAPES = [
     (1, 20, 64, 8192),
     (10, 100_000, 16, 8192),
 ]
-"""Tables, rows, columns, events of a rank."""
+"""Number of tables, rows, columns, and events per rank."""
 
 
 class Tables(nn.Module):
-    """One row of each table for an event, summed, and a linear layer."""
+    """A model that adds one row of each table for an event, and a linear layer."""
 
     def __init__(self, tables: int, rows: int, columns: int) -> None:
         super().__init__()

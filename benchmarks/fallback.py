@@ -26,7 +26,7 @@ import cadam
 CASES = {"1 x 5M": [5_000_000], "1,000 x 64": [64] * 1_000, "50 x 100,000": [100_000] * 50}
 LISTS, LOOP = "torch Adam, foreach", "torch Adam, single-tensor"
 BETA1, BETA2, LR, EPS = 0.9, 0.999, 1e-3, 1e-8
-hold = torch.ops.aten.threshold_backward  # zero where its second argument is <= 0
+mask = torch.ops.aten.threshold_backward  # zero where the second argument is <= 0
 
 Step = Callable[[], object]
 
@@ -63,7 +63,7 @@ class ByHand:
         del below
         agree = torch._foreach_sign(g)
         torch._foreach_mul_(agree, m)
-        held = [hold(s, a, 0) for s, a in zip(step, agree, strict=True)]
+        held = [mask(s, a, 0) for s, a in zip(step, agree, strict=True)]
         del step
         torch._foreach_mul_(held, [-LR / (1 - BETA1**t) for t in steps])
         torch._foreach_add_(p, held)
@@ -80,7 +80,7 @@ class ByHand:
             v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
             below = (v.sqrt() / (1 - BETA2**t) ** 0.5).add_(EPS)
             agree = g.sign().mul_(m)
-            p.add_(hold(m / below, agree, 0), alpha=-LR / (1 - BETA1**t))
+            p.add_(mask(m / below, agree, 0), alpha=-LR / (1 - BETA1**t))
             counts[0] += agree.gt_(0).sum().long()
             counts[1:] += p.numel()
 
@@ -101,7 +101,7 @@ def contenders(sizes: Sequence[int]) -> dict[str, Step]:
 
 
 def times(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each step in each round; the order is random in each round."""
+    """Return the milliseconds of each step by round. The order is random in each round."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(0)
     for number in range(rounds + 3):  # the first three make the state and warm up
@@ -115,7 +115,7 @@ def times(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
 
 
 def peak(step: Step) -> float:
-    """Megabytes that torch allocates during a step beyond what it held before, at the most."""
+    """Return the peak memory that torch allocates during a step, in megabytes above the level before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
@@ -140,7 +140,7 @@ def main() -> None:
         spent = times(steps, args.rounds)
         for name, step in steps.items():
             by_hand = f"CAdam by hand, {'foreach' if 'foreach' in name else 'eager'}"
-            # Within a round, so that a slow moment of the machine hits both.
+            # Ratios are taken within a round, so that a disturbance affects both sides.
             ratios = [
                 statistics.median(a / b for a, b in zip(spent[name], spent[other], strict=True))
                 for other in (LISTS, LOOP, *[by_hand] * ("CAdam" in name))

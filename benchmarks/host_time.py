@@ -58,7 +58,7 @@ NOTHING_MORE = {"global_scratch_size": 0, "profile_scratch_size": 0, "launch_coo
 
 
 class IdleKernel:
-    """Stands for a Triton kernel."""
+    """A replacement for a Triton kernel, which does nothing."""
 
     def __init__(self, kind: str) -> None:
         self.signature = dict.fromkeys(ARGUMENTS[kind], "i64")
@@ -70,7 +70,7 @@ class IdleKernel:
 
 
 class IdleDriver(step_replay.Driver):
-    """Stands for the CUDA driver."""
+    """A replacement for the CUDA driver, which does nothing."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ class IdleDriver(step_replay.Driver):
 
 
 def pretend() -> None:
-    """Let the CUDA engine serve tensors of the CPU, with nothing behind it."""
+    """Let the CUDA engine serve tensors of the CPU, without a device."""
     engine, of_rows = cuda.Cuda(), cuda_rows.CudaRows()
     engine.device = of_rows.device = "cpu"
     selection.ENGINES = (engine, of_rows, *selection.ENGINES)

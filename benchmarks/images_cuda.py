@@ -77,13 +77,13 @@ def advance(runs: Sequence[Run], turns: int) -> None:
 
 
 def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
-    """As the study runs them: VGG-16, compiled, in bfloat16."""
+    """Compare runs with the settings of the study: VGG-16, compiled, in bfloat16."""
     kinds = [("VGG-16", "CAdam", TURNING, "bfloat16", True), ("VGG-16", "Adam", GLIDING, "bfloat16", True)]
     return [same_curve(images, found, *kind) for kind in kinds]
 
 
 def same_curves_elsewhere(images: Images, found: dict[str, Any]) -> list[Line]:
-    """Other precisions, other models."""
+    """Compare runs with other precisions and models."""
     kinds = [
         (model, optimizer, stream, precision, compiled)
         for precision, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True))
@@ -96,9 +96,10 @@ def same_curves_elsewhere(images: Images, found: dict[str, Any]) -> list[Line]:
 def same_curve(
     images: Images, found: dict[str, Any], model: str, optimizer: str, stream: Stream, precision: str, compiled: bool
 ) -> Line:
-    """Graph against plain loop on the same seed, beside how far two plain loops are apart.
+    """Compare a run in a graph and a second run without one with a run without a graph, all with the same seed.
 
-    Three short epochs, so that the images turn and the graph of the tests is replayed under each angle.
+    There are three short epochs, so that the images are rotated and the graph of the evaluation is replayed at each
+    angle.
     """
     few, epochs = first_of(images, 20 * 128, 5000), 3
     kind = f"{model} {optimizer}, {stream}, {precision}{' compiled' if compiled else ''}"
@@ -126,7 +127,7 @@ def same_curve(
 
 
 def first_of(images: Images, train: int, test: int) -> Images:
-    """The first images of each part."""
+    """Return the first images of each part."""
     return dataclasses.replace(
         images,
         train=images.train[:train],
@@ -137,7 +138,7 @@ def first_of(images: Images, train: int, test: int) -> Images:
 
 
 def differences(ours: Record, other: Record) -> dict[str, float]:
-    """The greatest difference in each curve; nan where one diverged."""
+    """Return the greatest difference in each curve; nan if one of the runs diverged."""
     return {name: float(np.abs(getattr(ours, name) - getattr(other, name)).max()) for name in vars(ours)}
 
 

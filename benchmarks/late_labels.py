@@ -41,7 +41,7 @@ ITEMS, USERS = 500, 200
 WAYS = ("joined", "horizon", "early", "arrival")
 WARM_UP_DAYS = 3
 MEMORY_DAYS = 30
-"""After this many days the appeal of an item still has a correlation of 1/e with its present appeal."""
+"""The number of days after which the appeal of an item has a correlation of 1/e with its present appeal."""
 SCHEMA = Schema({"item": f"category:{ITEMS}", "user": f"category:{USERS}"}, label="bought", id="event", time="at")
 
 
@@ -73,7 +73,7 @@ class Purchases:
         logit = (1 - share) * appeal[day, item] + share * appeal[day + 1, item]
         logit += random.normal(0, 0.5, USERS)[user] + 0.3 * np.sin(2 * np.pi * share)
         low, high = -10.0, 5.0
-        for _ in range(60):  # the intercept at which 4% buy
+        for _ in range(60):  # the intercept with which 4% of the events are purchases
             middle = (low + high) / 2
             low, high = (middle, high) if (1 / (1 + np.exp(-logit - middle))).mean() < 0.04 else (low, middle)
         bought = random.uniform(size=len(time)) < 1 / (1 + np.exp(-logit - low))

@@ -104,7 +104,7 @@ class TimedSource:
 
 
 def run(path: Path, schema: Schema, options: argparse.Namespace, kind: str) -> dict[str, float]:
-    """Learn all events once, and return the seconds in total and of the processor; if "timed", those of each part."""
+    """Learn all events once. Return the seconds by the clock and by the processor; if "timed", those of each part."""
     device = select_device(options.device)
     assert device is not None
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ LEARNING_RATE = 3e-3
 
 
 def run(path: Path, options: argparse.Namespace, events: int) -> tuple[float, float, float]:
-    """Learn events once with the imported version; return the seconds, those of the processor, and the log loss."""
+    """Learn events once with the imported version. Return the seconds, the processor seconds, and the log loss."""
     from cadam import CAdam
     from cadam.online import Learner, ParquetSource, StreamMetrics, models
     from click_stream import click_schema
@@ -59,13 +59,13 @@ def run(path: Path, options: argparse.Namespace, events: int) -> tuple[float, fl
 
 
 def serve(path: Path, options: argparse.Namespace) -> None:
-    """Learn as many events as each line of the standard input says, and print the result."""
+    """Learn the number of events in each line of the standard input, and print the result."""
     for line in sys.stdin:
         print(*run(path, options, int(line)), flush=True)
 
 
 def start_worker(tree: Path, path: Path) -> subprocess.Popen[str]:
-    """Start the process of a version, with the arguments of this one."""
+    """Start the process of a version, with the same arguments as this process."""
     command = [sys.executable, __file__, *sys.argv[1:], "--serve", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(tree.resolve() / "src")}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

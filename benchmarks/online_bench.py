@@ -54,7 +54,7 @@ loss = nn.functional.binary_cross_entropy_with_logits
 
 
 def write_stream(path: Path, count: int) -> None:
-    """Clicks with skewed ids, in pieces, so that the benchmark itself needs little memory."""
+    """Write clicks with skewed ids in pieces, so that the benchmark itself needs little memory."""
     random = np.random.default_rng(0)
     fields = pa.list_(pa.int32(), FIELDS)
     schema = pa.schema(
@@ -87,7 +87,7 @@ class Turns(Source):
         self.optimizer = CAdam(self.model.named_parameters())
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches in turns; the plain loop learns from each turn before or after the learner, alternately."""
+        """Yield batches in turns. The plain loop learns from each turn before or after the learner, alternately."""
         batches, number = iter(self.source), 0
         while True:
             start = time.perf_counter()
@@ -123,7 +123,7 @@ class Turns(Source):
 
 
 def timed(owner: Any, name: str) -> list[float]:
-    """Has a method note the seconds of each call in the list that is returned."""
+    """Let a method append the seconds of each call to the list that is returned."""
     seconds: list[float] = []
     method = getattr(owner, name)
 
@@ -189,7 +189,7 @@ class Tiny(nn.Module):
 
 
 class Endless(Source):
-    """Events without labels, and labels of those 2,000 events ago, of which a third never come."""
+    """Yield events without labels, and the labels of the events 2,000 earlier, of which a third never arrive."""
 
     def __init__(self, count: int, size: int = 2000) -> None:
         self.count, self.size, self.position = count, size, 0
@@ -214,7 +214,7 @@ class Endless(Source):
 
 
 def resident() -> float:
-    """Resident memory in megabytes."""
+    """Return the resident memory in megabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 

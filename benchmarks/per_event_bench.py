@@ -56,7 +56,7 @@ RATES = {
 
 @dataclass
 class Data:
-    """The events as files, and the first of them also as dicts."""
+    """The events as files. The first ones are also kept as dicts."""
 
     folder: Path
     fields: list[str]
@@ -77,7 +77,7 @@ class Data:
             yield {f"{name}={table[name][row]}": 1.0 for name in self.fields}, int(table[self.label][row])
 
     def first(self, share: float) -> Data:
-        """The first part of it."""
+        """Return the first part of the events."""
         if share == 1:
             return self
         count = int(share * self.events)
@@ -86,7 +86,7 @@ class Data:
 
 
 def prepared(table: pa.Table, fields: list[str], label: str, folder: Path, lines: bool = False) -> Data:
-    """Written as Parquet, and as Vowpal Wabbit wants it; with `lines` as CSV and JSON, too."""
+    """Write the events as Parquet and in the format of Vowpal Wabbit; with `lines` also as CSV and JSON."""
     made = Data(folder, fields, label, len(table))
     if (folder / "whole").exists():
         return made
@@ -112,7 +112,7 @@ def prepared(table: pa.Table, fields: list[str], label: str, folder: Path, lines
 
 
 def generated(count: int) -> pa.Table:
-    """Generated Criteo rows: whole numbers as such, categories as eight hexadecimal digits."""
+    """Return generated Criteo rows with integers, and categories as eight hexadecimal digits."""
     from cadam_paper.ctr import fields
     from cadam_paper.ctr.generator import Generated
 
@@ -152,7 +152,7 @@ def from_file(data: Data, model: str, optimizer: str, lr: float) -> Timed:
 
 
 def read(data: Data, form: str) -> Timed:
-    """From a file to encoded chunks."""
+    """Read encoded chunks from a file."""
     path = data.folder / f"events.{form}"
     source = open_source(f"{form}:{path}", data.schema, batch_size=CHUNK_SIZE)
     begin = time.perf_counter()
@@ -231,7 +231,7 @@ Run = Callable[[Data, float], Timed]
 
 @dataclass(frozen=True)
 class Taker:
-    """What is run, by which grid its rate is chosen, and on what shares of the events of nine and of 39 fields."""
+    """A learner: the function that runs it, the grid of its rate, and the shares of the events that it learns."""
 
     run: Run
     grid: str = "cadam"
@@ -328,7 +328,7 @@ class Bench:
                 self.keep(key, best_rate(taker, few))
 
     def time(self, family: str, fields: int) -> None:
-        """Rounds in which all take turns."""
+        """Run some rounds, in each of which all learners take turns."""
         data = self.data(fields)
         takers = {name: (taker, data.first(taker.shares[fields == 39])) for name, taker in LEARNERS[family].items()}
         timed: dict[str, list[Timed]] = {name: [] for name in takers}

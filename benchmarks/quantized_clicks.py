@@ -43,7 +43,7 @@ METRICS = ("AUC", "log loss", "alignment of tables")
 
 
 class Learner(train.Learner):
-    """One whose tables may be in bfloat16. What they give is float32."""
+    """A learner whose tables may be in bfloat16. Looked-up rows are converted to float32."""
 
     def __init__(self, *given: Any, halves: bool) -> None:
         super().__init__(*given)
@@ -58,7 +58,7 @@ def _widened(module: nn.Module, given: Any, found: Tensor) -> Tensor:
 
 
 def run(clicks: Generated, name: str, seed: int, lr: float, device: torch.device, **sizes: Any) -> dict[str, float]:
-    """AUC in points and log loss along the stream, and the alignment ratio of what was touched of the tables."""
+    """Return the AUC in points, the log loss along the stream, and the alignment ratio of the tables."""
     task = train.Task("DeepFM", "CAdam", lr, seed, options=STORAGES[name], **sizes)
     with train.numerics(task, device):
         learner = Learner(task, clicks, device, halves=name in BFLOAT16_TABLES)

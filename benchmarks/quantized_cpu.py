@@ -41,7 +41,7 @@ def ours(storages: dict[str, dict[str, Any]]) -> dict[str, Make]:
 
 
 def peers() -> Iterator[tuple[str, Make]]:
-    """The 8-bit optimizers that are installed and run here."""
+    """Yield the 8-bit optimizers that are installed and run on this machine."""
     from_where = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}
     for name, module in from_where.items():
         label = f"{name} Adam8bit"
@@ -55,7 +55,7 @@ def peers() -> Iterator[tuple[str, Make]]:
 
 
 class Fbgemm(torch.optim.Optimizer):
-    """FBGEMM's tables step in their backward: this calls it with the gradients of rows, one bag for each id."""
+    """FBGEMM's tables, which are updated in backward: a step calls it with the gradients of rows, one bag per id."""
 
     def __init__(self, params: list[Tensor], kind: str) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -76,7 +76,7 @@ class Fbgemm(torch.optim.Optimizer):
         self.grads = torch.zeros(0)
 
     def look_up(self) -> None:
-        """The forward, which is not timed."""
+        """Run the forward pass, which is not timed."""
         grad = self.table.grad
         assert grad is not None
         ids, self.grads = grad._indices()[0], grad._values()

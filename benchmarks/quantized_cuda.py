@@ -29,7 +29,7 @@ from cadam.native.tensor_snapshot import can_snapshot_in_c
 from peers import cases
 
 START = time.monotonic()
-LIMIT = 140.0  # seconds after which no further case is begun
+LIMIT = 140.0  # seconds after which no further case is started
 REFERENCE = {"fused": False, "foreach": False}
 DENSE: dict[str, dict[str, Any]] = {s: {"moments": s} for s in ("float32", "bfloat16", "int8")}
 ROWS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,8 @@ def gradients(rows: bool, shape: tuple[int, ...], steps: int) -> list[Tensor]:
     for _ in range(steps):
         size = torch.exp2(torch.randint(-20, 3, shape[1:], device="cuda").float())
         if rows:
-            ids = torch.randperm(shape[0], device="cuda")[: shape[0] // 2]  # distinct: sums round in one way only
+            # Distinct, so that the order of a sum does not matter.
+            ids = torch.randperm(shape[0], device="cuda")[: shape[0] // 2]
             values = torch.randn(len(ids), *shape[1:], device="cuda") * size
             found.append(torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=False))
         else:
@@ -105,7 +106,7 @@ def trained(
 
 
 def differences(one: tuple[Tensor, Any], other: tuple[Tensor, Any]) -> str:
-    """How many values differ, by name; empty if none does. Plain numbers may differ by rounding."""
+    """List the number of different values by name; empty if there are none. Floats may differ by rounding."""
     found = []
     (p, a), (q, b) = one, other
     if not torch.allclose(p, q.to(p.device), rtol=1e-5, atol=1e-6):
@@ -200,7 +201,7 @@ def bars(title: str, of: str, times: dict[str, float], wanted: dict[str, float])
 
 
 def in_graph(step: Callable[[], Any]) -> Callable[[], Any]:
-    """The step in a CUDA graph, after one that is taken the usual way."""
+    """Return the step captured in a CUDA graph, after taking one step without it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -218,7 +219,7 @@ def in_graph(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def dense(title: str, shapes: list[tuple[int, ...]], of: str, wanted: dict[str, float], how: str = "") -> None:
-    """`how`: "traffic" tells how many bytes are moved in a second, "graph" has all in CUDA graphs."""
+    """Print the times of dense steps. `how` is "traffic" for bytes per second, or "graph" for steps in CUDA graphs."""
     values = [torch.randn(shape, device="cuda") for shape in shapes]
     more = {"capturable": True} if how == "graph" else {}
     grads = [torch.randn_like(value) * 0.01 for value in values]
@@ -241,9 +242,9 @@ def dense(title: str, shapes: list[tuple[int, ...]], of: str, wanted: dict[str, 
 
 
 def rows(count: int, width: int, bar: float, distinct: bool = False) -> None:
-    """Other rows in each step, as in training: the caches must not know them from the step before.
+    """Print the times of steps with rows. Each step has other rows, as in training, so that they are not in the caches.
 
-    `distinct`: the gradients are coalesced, so that there is nothing to sort and to sum.
+    `distinct` is whether the gradients are coalesced, so that nothing has to be sorted and summed.
     """
     value = torch.randn(count, width, device="cuda")
     grads = []
@@ -294,7 +295,7 @@ def _replay(graphs: Iterator[Any]) -> None:
 
 
 def stepped(count: int, width: int, **options: Any) -> int:
-    """Bytes of state of a table that is built and takes a step; raises torch.OutOfMemoryError."""
+    """Return the bytes of state of a table after a step. Raises torch.OutOfMemoryError."""
     param = torch.nn.Parameter(torch.zeros(count, width, device="cuda"))
     before = torch.cuda.memory_allocated()
     optimizer = cadam.CAdam([param], lr=0.5, **options)
@@ -313,7 +314,7 @@ def stepped(count: int, width: int, **options: Any) -> int:
 
 
 def largest(width: int, **options: Any) -> tuple[float, int]:
-    """Bytes of state a row, and the rows of the largest table that fits, built and stepped once."""
+    """Print the bytes of state per row, and the rows of the largest table that fits in memory and takes a step."""
     each = stepped(1_000_000, width, **options) / 1e6
     torch.cuda.empty_cache()
     count = int((torch.cuda.mem_get_info()[0] - (1 << 30)) / (each + 4 * width))

@@ -57,7 +57,7 @@ FEW = ["carrier", "origin", "dest", "hour", "month"]
 """Fields of flights that have few values."""
 
 Data = tuple[Tensor, Tensor, np.ndarray[Any, Any], int]
-"""Rows of the table by event, labels, users and the rows that the table needs."""
+"""The rows of the table by event, the labels, the users, and the number of rows that the table needs."""
 
 
 def movielens_1m(path: Path, events: int) -> Data:
@@ -104,7 +104,7 @@ class FactorizationMachine(nn.Module):
 
 
 def run(data: Any, seed: int, **options: Any) -> tuple[float, float, float]:
-    """Log loss, GAUC weighted by events, and the alignment ratio of all elements touched."""
+    """Return the log loss, the GAUC weighted by events, and the alignment ratio of all touched elements."""
     ids, labels, users, rows = data
     torch.manual_seed(seed)
     model = FactorizationMachine(rows)
@@ -114,7 +114,7 @@ def run(data: Any, seed: int, **options: Any) -> tuple[float, float, float]:
 
 
 def learn(model: nn.Module, optimizer: cadam.Optimizer, ids: Tensor, labels: Tensor) -> tuple[Tensor, float]:
-    """Predict each batch, then learn from it: the scores and their log loss."""
+    """Predict each batch and then learn from it. Returns the scores and their log loss."""
     predicted = []
     for start in range(0, len(ids), BATCH):
         logits = model(ids[start : start + BATCH])

@@ -30,7 +30,7 @@ from vowpalwabbit import pyvw
 workspace = pyvw.Workspace(arg_list=sys.argv[1:])
 pyvw.pylibvw.vw.run_parser(workspace)
 """
-"""The daemon as a program, which the Python package does not have."""
+"""The daemon is a program that the Python package does not contain."""
 
 
 class VwConnection(Connection):
@@ -69,7 +69,7 @@ class VwConnection(Connection):
 
 
 class PeerLoad(Load):
-    """The load with ids that the client chooses."""
+    """Load whose ids are chosen by the client."""
 
     is_vw = False
     count = 0
@@ -83,7 +83,7 @@ class PeerLoad(Load):
 
 
 def processor_seconds(process: int) -> float:
-    """The processor time of a process and of its children (Linux)."""
+    """Return the processor time of a process and of its children (Linux)."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in (process, *children)]
     return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")

@@ -34,7 +34,7 @@ PATHS = ("/metrics", "/status.json", "/", "/healthz")
 
 
 def client(line: Connection, address: str, rate: float) -> None:
-    """Ask at a steady rate while told to; answers (asked, well answered, median and highest milliseconds)."""
+    """Send requests at a steady rate while told to, and report their number, successes and milliseconds."""
     line.send("ready")
     while line.recv():
         connection = http.client.HTTPConnection(address, timeout=10)
@@ -83,7 +83,7 @@ def main() -> None:
     stream, place = batches(200), 0
 
     def turn(serve: bool) -> tuple[float, float]:
-        """Seconds an event took, by the clock and by the processor."""
+        """Return the seconds per event by the clock and by the processor."""
         nonlocal place
         seen, clock, processor = learner.events, time.perf_counter(), time.process_time()
         while time.perf_counter() - clock < TURN:
@@ -109,7 +109,8 @@ def main() -> None:
         pairs.append(found)
     ours.send(False)
     report.close()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # only the server's children: the client is still running
+    # Only the children of the server, because the client is still running.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     load = f"load {os.getloadavg()[0]:.1f} (a shared machine)"
     print(f"{os.cpu_count()} processors, {load}, torch {torch.__version__}, {options.threads} threads")
     asked, good, slowest = sum(a[0] for a in answers), sum(a[1] for a in answers), max(a[3] for a in answers)

@@ -40,7 +40,7 @@ FBGEMM = {"FBGEMM Adagrad": EmbOptimType.EXACT_ADAGRAD, "FBGEMM row-wise Adagrad
 
 
 def sharders() -> dict[str, Callable[[], Any]]:
-    """By name, what makes the sharder of an arm."""
+    """The functions that create the sharder of each arm, by name."""
     made: dict[str, Callable[[], Any]] = {
         "CAdam": lambda: BagSharder(cadam.CAdam),
         "CAdam, unfused": lambda: BagSharder(cadam.CAdam, fused=False),
@@ -96,7 +96,7 @@ def batches(rows: int, tables: int, count: int) -> list[KeyedJaggedTensor]:
 
 
 def measure(rows: int, arms: dict[str, Any], tables: int, seconds: float, dtype: DataType) -> dict[str, float]:
-    """Milliseconds of a step by arm, the median over interleaved rounds."""
+    """Return the milliseconds of a step by arm, the median over interleaved rounds."""
     models = {name: model(rows, tables, make(), dtype) for name, make in arms.items()}
     data, grad = batches(rows, tables, 8), torch.randn(BATCH, WIDTH * tables) / BATCH
     times: dict[str, list[float]] = {name: [] for name in arms}

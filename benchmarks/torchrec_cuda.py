@@ -58,7 +58,7 @@ Result = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained in the first two parts: small tables, so that rows come again."""
+    """The models of the first two parts. Their tables are small, so that rows occur repeatedly."""
 
     sharding: str = "table_wise"
     sequences: bool = False
@@ -88,7 +88,7 @@ CASES = {
 
 
 def sharded(case: Case, sharder: Any, device: torch.device) -> DistributedModelParallel:
-    """The tables t0, t1... of a case with the features of the same names."""
+    """Return the tables t0, t1... of a case, with features of the same names."""
     names = [f"t{i}" for i in range(case.features)]
     shared = [
         {
@@ -110,7 +110,7 @@ def sharded(case: Case, sharder: Any, device: torch.device) -> DistributedModelP
     constraint = ParameterConstraints(sharding_types=[case.sharding], compute_kernels=["fused"])
     topology = Topology(world_size=1, compute_device=device.type, hbm_cap=1 << 37, ddr_cap=1 << 45)
     planner = EmbeddingShardingPlanner(topology=topology, constraints=dict.fromkeys(names, constraint))
-    # Not with FBGEMM's sharder: on the CPU it plans no rows, though it carries such a plan out.
+    # FBGEMM's sharder is left out: on the CPU it plans no row-wise sharding, although it carries out such a plan.
     plan = planner.plan(module, [SequenceSharder() if case.sequences else BagSharder()])
     return DistributedModelParallel(module, device=device, plan=plan, sharders=[sharder])
 
@@ -125,7 +125,7 @@ def start(model: DistributedModelParallel) -> None:
 
 
 def small_batch(case: Case, step: int, device: torch.device) -> KeyedJaggedTensor:
-    """Bags of 0 to 4 ids, some rows hot."""
+    """Return bags of 0 to 4 ids, some of which are frequent."""
     generator = torch.Generator().manual_seed(step)
     lengths = torch.randint(0, 5, (case.features * case.batch,), generator=generator)
     n = int(lengths.sum())
@@ -242,7 +242,7 @@ def wait(device: torch.device) -> None:
 
 
 def large_batches(rows: int, ids: int, device: torch.device, count: int = 8) -> list[Tensor]:
-    """Ids by Zipf's law: log-uniform ranks, scattered over the rows."""
+    """Return ids by Zipf's law: log-uniform ranks, scattered over the rows."""
     generator = torch.Generator(device).manual_seed(0)
     n = BATCH * TABLES * ids
     ranks = [torch.rand(n, generator=generator, device=device, dtype=torch.float64) for _ in range(count)]
@@ -263,7 +263,7 @@ def module_of(model: DistributedModelParallel) -> nn.Module:
 
 
 def busy(step: Callable[[int], None], device: torch.device, steps: int = 10) -> dict[str, Any]:
-    """Milliseconds that the device computes in a step, and what takes most of it."""
+    """Return the milliseconds that the device computes in a step, and the kernels that take most of them."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -280,7 +280,7 @@ def busy(step: Callable[[int], None], device: torch.device, steps: int = 10) -> 
 
 
 def measure(rows: int, width: int, ids: int, device: torch.device, rounds: int) -> dict[str, Any]:
-    """By arm, milliseconds by kind of time."""
+    """Return the milliseconds by arm and by kind of time."""
     case = Case(rows=rows // TABLES, width=width, features=TABLES, batch=BATCH)
     models: dict[str, DistributedModelParallel] = {}
     for name, make in arms().items():
@@ -302,7 +302,7 @@ def measure(rows: int, width: int, ids: int, device: torch.device, rounds: int) 
     found: dict[str, Any] = {}
     times: dict[str, dict[str, list[float]]] = {}
     for name in list(models):
-        try:  # compiled and warm
+        try:  # compiled and warmed up
             tables = module_of(models[name])
             for turn in range(4):
                 forward(models[name], turn).backward(grad)

@@ -85,7 +85,7 @@ def generate_block(events: int, block_start: int, events_per_item: float = EVENT
         newest, day_ago = int(per_day * (now + 1)), int(per_day * now)  # a day of items exists at the start
         is_young = random.random(n) < 0.5
         low, high = np.where(is_young, day_ago, 0), np.where(is_young, newest, max(1, day_ago))
-        # The most popular one of up to 16 random items: a skewed distribution over a catalog that moves.
+        # Take the most popular of up to 16 random items, which gives a skewed distribution over a catalog that moves.
         rounds = 4 ** random.integers(0, 3, n)
         items = low + (random.random(n) * (high - low)).astype(np.int64)
         for number in range(1, 16):
@@ -144,7 +144,7 @@ class HashedTable(nn.Embedding):
 
 
 class ManagedCollisionTable(nn.Module):
-    """The table of TorchRec's managed collision on the CPU, with LRU eviction every `INTERVAL` batches."""
+    """The managed collision of TorchRec on the CPU, with LRU eviction every `INTERVAL` batches."""
 
     INTERVAL = 20
 
@@ -306,7 +306,7 @@ def main() -> None:
     rates = "".join(f"{f'rate {rate}':>11}" for rate in RATES)
     report(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
     results = {}
-    # Runs that take long begin first, so that the processes end at about the same time.
+    # Long runs are started first, so that the processes end at about the same time.
     slowest = sorted(_ARMS, key=lambda name: name.startswith("hash"))
     jobs = [(name, rate) for name in slowest for rate in RATES]
     with get_context("fork").Pool(arguments.processes) as pool:

@@ -1,4 +1,4 @@
-"""Time parameters of which engines see a view (complex ones and shards of FSDP2) beside torch's fused and foreach Adam.
+"""Time parameters whose view an engine updates (complex ones, shards of FSDP2) beside fused and foreach Adam of torch.
 
     python benchmarks/views.py [--rounds 41]
 
@@ -33,7 +33,7 @@ def some(dtypes: list[torch.dtype]) -> list[Tensor]:
 
 
 def sharded(layers: int) -> list[Tensor]:
-    """The parameters of a model of FSDP2, with gradients."""
+    """Return the parameters of a model of FSDP2, with gradients."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)))
     for layer in model:
         fully_shard(layer)
@@ -68,7 +68,7 @@ def main() -> None:
             "cadam.CAdam": cadam.CAdam(made()).step,
         }
         if "complex" in case:
-            del steps["torch Adam, fused"]  # it refuses complex parameters
+            del steps["torch Adam, fused"]  # fused Adam refuses complex parameters
         spent: dict[str, list[float]] = {name: [] for name in steps}
         for number in range(args.rounds + 3):
             for name in order.sample(list(steps), len(steps)):

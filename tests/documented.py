@@ -1,13 +1,13 @@
-"""The code of README, docs and notebooks, and how it is run: every block, in the order of its page, in one folder.
+"""Run the code blocks of README, docs and notebooks, in the order of their page and in one folder.
 
-A comment before a block says what is special about it:
+A comment before a block changes how it is run:
 
-    <!-- skip: needs a CUDA device -->           not run; the test run lists it with its reason
-    <!-- tested in: tests/keras/test_keras.py --> run there
-    <!-- slow: a minute of computing -->         only run with -m slow
-    <!-- needs: clicks.csv -->                   the file that docs/your_data.md writes is there
-    <!-- file: model.py -->                      saved under this name, and run
-    <!-- folder: repository -->                  run in the clone
+    <!-- skip: needs a CUDA device -->            the block is not run; a skipped test shows the reason
+    <!-- tested in: tests/keras/test_keras.py --> another test runs the block
+    <!-- slow: a minute of computing -->          the block is run only with -m slow
+    <!-- needs: clicks.csv -->                    the file of docs/your_data.md is written before the block is run
+    <!-- file: model.py -->                       the block is saved under this name, and run
+    <!-- folder: repository -->                   the block is run in the clone
 
 As a program it runs the blocks of one page: ``python tests/documented.py PAGE [slow]``.
 """
@@ -46,15 +46,15 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
     @property
-    def elsewhere(self) -> str | None:
-        """Why this block is not run here, if it is not."""
+    def skip_reason(self) -> str | None:
+        """The reason why this block is not run with its page, or None."""
         if "tested in" in self.marks:
             return f"tested in {self.marks['tested in']}"
         return self.marks.get("skip")
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page that are code."""
+    """Return the code blocks of a page."""
     if page.suffix == ".ipynb":
         cells = json.loads(page.read_text())["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -76,7 +76,7 @@ def _markdown(page: Path) -> str:
 
 
 def prose(page: Path) -> list[str]:
-    """The paragraphs, list items and headings of a page: no code, no tables, nothing that is generated."""
+    """Return the paragraphs, list items and headings of a page, without code, tables and generated text."""
     text = re.sub(r"^```.*?^```$", "\n", _markdown(page), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!-- table: .*?<!-- end -->", "\n", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.DOTALL)
@@ -93,7 +93,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the anchors of the headings of a page."""
     found: set[str] = set()
     text = re.sub(r"^```.*?^```$", "", _markdown(page), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
@@ -103,23 +103,23 @@ def anchors(page: Path) -> set[str]:
 
 
 def run(page: Path, folder: Path, slow: bool) -> subprocess.CompletedProcess[str]:
-    """Run the blocks of a page in a folder; the last lines of stderr say which one failed, and how."""
+    """Run the blocks of a page in a folder. The last lines of stderr name a block that failed, and its error."""
     command = [sys.executable, "-P", __file__, str(page), *(["slow"] if slow else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "CADAM_ARCHIVE": str(ROOT / "results")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
 
 
 def has_work(page: Path, slow: bool) -> bool:
-    found = [block for block in blocks(page) if block.elsewhere is None]
+    found = [block for block in blocks(page) if block.skip_reason is None]
     return any("slow" in block.marks for block in found) if slow else any("slow" not in b.marks for b in found)
 
 
 def main(page: Path, slow: bool) -> int:
-    """Torch is imported once; each block then runs in a separate process. Cells of a notebook share one."""
+    """Run each block in a child process after importing torch once. Cells of a notebook share a process."""
     import torch  # noqa: F401
 
     _shims(Path("bin"))
-    chosen = [b for b in blocks(page) if b.elsewhere is None and (slow or "slow" not in b.marks)]
+    chosen = [b for b in blocks(page) if b.skip_reason is None and (slow or "slow" not in b.marks)]
     if page.suffix == ".ipynb":
         chosen = [Block(page, 1, "python", "\n\n".join(block.code for block in chosen))]
     for block in chosen:
@@ -139,7 +139,7 @@ def main(page: Path, slow: bool) -> int:
 
 
 def _shims(folder: Path) -> None:
-    """`cadam` and `python` in a shell are those of this environment."""
+    """Write commands `cadam` and `python` that use this environment."""
     folder.mkdir(exist_ok=True)
     for name, module in (("cadam", " -m cadam"), ("python", "")):
         shim = folder / name
@@ -149,7 +149,7 @@ def _shims(folder: Path) -> None:
 
 
 def _fork(code: str) -> int:
-    """Run Python code in a child; its exit code."""
+    """Run Python code in a child process, and return its exit code."""
     sys.stdout.flush()
     child = os.fork()
     if child:

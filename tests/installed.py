@@ -16,7 +16,7 @@ import cadam
 
 
 def weights_of(fused: bool | None = None, foreach: bool | None = None) -> tuple[torch.Tensor, str]:
-    """The weights after three steps, and what the optimizer says about its engine."""
+    """Return the weights after three steps, and the name of the engine."""
     weights = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
     optimizer = cadam.CAdam([weights], lr=0.01, fused=fused, foreach=foreach)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""Worlds of processes with gloo, to run a function in."""
+"""Groups of processes with gloo, in which a test runs a function."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def worker(
 def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
     """Run `job` on `world` processes with gloo and return the result of rank 0. An error of any rank is raised."""
     folder.mkdir(parents=True)
-    # Imported once for all worlds; without TorchRec the last is passed over.
+    # Imported once for all groups. Modules that are not installed are ignored.
     multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed_learner", "cadam.torchrec"])
     context = start_processes(
         worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"

@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs, its links lead somewhere, its numbers come out."""
+"""The code of the documentation runs, its links exist, and its numbers are those of the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, anchors, bloc
 
 GUIDES = ("README", "get_started", "swap", "learning_rate", "recipes", "migrate", "faq", "troubleshooting")
 """Pages whose code has at most 80 characters in a line."""
-NOT_RUN = [block for page in PAGES for block in blocks(page) if block.elsewhere]
+NOT_RUN = [block for page in PAGES for block in blocks(page) if block.skip_reason]
 
 
 @pytest.mark.parametrize(
@@ -40,26 +40,26 @@ def test_every_block_of_the_page_runs_slow_ones_too(page: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "block",
     [
-        pytest.param(block, id=block.name, marks=pytest.mark.skip(reason=f"{block.name}: {block.elsewhere}"))
+        pytest.param(block, id=block.name, marks=pytest.mark.skip(reason=f"{block.name}: {block.skip_reason}"))
         for block in NOT_RUN
     ],
 )
 def test_blocks_that_are_not_run_are_listed_with_a_reason(block: Block) -> None:
-    """Never called: the list of skipped tests is the list of these blocks."""
+    """These tests are skipped, so that the list of skipped tests has all blocks that are not run."""
 
 
 def test_marks_of_blocks_are_known_and_lead_somewhere() -> None:
     for page in PAGES:
         for block in blocks(page):
             assert block.marks.keys() <= set(MARKS), block.name
-            assert block.elsewhere != "", f"{block.name}: why is it skipped?"
+            assert block.skip_reason != "", f"{block.name}: the reason of the mark is empty"
             if "tested in" in block.marks:
                 assert (ROOT / block.marks["tested in"]).exists(), block.name
     assert not [page for page in PAGES if re.search(r"^```py$|^```bash$|^```shell$", page.read_text(), re.MULTILINE)]
 
 
 def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
-    """Marks decide what happens to a block: saved as a file, skipped, slow. A block that fails is named."""
+    """Marks decide whether a block is a file, skipped or slow. The error names a block that fails."""
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- file: made.py -->\n```python\nx = 1\n```\n\n<!-- skip: no -->\n```sh\nfalse\n```\n\n"
@@ -69,7 +69,7 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     done = run(page, tmp_path, slow=True)
     assert done.returncode == 1
     assert "page.md:12 ended with 1" in done.stderr
-    assert blocks(page)[1].elsewhere == "no"
+    assert blocks(page)[1].skip_reason == "no"
 
 
 def test_prose_of_a_page_is_its_text_without_code_and_tables(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ SPEEDS = {
     "1M x 16 with nine of ten ids one and the same": "rows 1M x 16, skewed ids",
     "a table of 50M x 16": "rows 50M x 16, fields ids",
 }
-"""The cases of `benchmarks.peers` by their names on the page on speed."""
+"""The names that the page on speed has for the cases of `benchmarks.peers`."""
 REPLAYED_SPEEDS = {
     "one tensor of 537M": ("one tensor of 2**28 elements", "1 x 2**28"),
     "161 tensors, 37M": ("161 tensors of ResNet-50", "161 (ResNet-50)"),

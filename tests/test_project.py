@@ -1,4 +1,4 @@
-"""The files around the code agree with it."""
+"""Files of the project, such as pyproject.toml and CONTRIBUTING.md, agree with the code."""
 
 from __future__ import annotations
 

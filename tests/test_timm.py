@@ -27,7 +27,7 @@ OURS = {
 
 @dataclass(frozen=True)
 class OptimInfo:
-    """What timm wants to know of an optimizer."""
+    """The description of an optimizer in timm's registry."""
 
     name: str
     opt_class: type
@@ -38,7 +38,7 @@ class OptimInfo:
 
 
 class Registry:
-    """As much of timm's registry as is used."""
+    """The part of timm's registry that is used."""
 
     def __init__(self) -> None:
         self.known: dict[str, OptimInfo] = {}
@@ -49,7 +49,7 @@ class Registry:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """That of a stand-in for timm."""
+    """Return the registry of a module that replaces timm."""
     package, optim, factory = (ModuleType(n) for n in ("timm", "timm.optim", "timm.optim._optim_factory"))
     made: Any = Registry()
     optim.OptimInfo = OptimInfo  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ class SparseAdam(cadam.CAdam):
 
 
 class SGD(cadam.CSGDM):
-    """With the defaults of torch's."""
+    """SGD with the defaults of torch."""
 
     def __init__(
         self,

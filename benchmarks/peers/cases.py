@@ -131,7 +131,7 @@ def captured(contender: Contender) -> Contender:
 
 
 def cpu_limit(elements: int) -> Contender:
-    """Build a contender that only moves the bytes of an Adam step, on as many threads."""
+    """Build a contender that only moves the bytes of an Adam step, with the same number of threads."""
     library = package_library()
     # Random values, because pages of zeros share one page of physical memory until they are written.
     tensors = [torch.randn(elements) for _ in range(4)]

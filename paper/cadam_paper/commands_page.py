@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cadam.cli.commands import available_commands
+from cadam.cli.commands import COMMANDS
 from cadam.cli.main import build_parser
 
+from .commands import COMMANDS as PAPER_COMMANDS
 from .published import table_header, table_row
 
 
 def commands() -> list[str]:
-    """Return the Markdown of every command in the order of `cadam --help`: its description and its arguments."""
-    available = available_commands()
-    parser = build_parser(available, with_arguments=available)
+    """Return the Markdown of every command in the order of `cadam --help`: its description and its arguments.
+
+    Commands of other installed packages are left out.
+    """
+    documented = {command.name: command for command in (*COMMANDS, *PAPER_COMMANDS)}
+    parser = build_parser(documented, with_arguments=documented)
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return [text for name in subparsers.choices for text in _command(name, subparsers.choices[name])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -27,9 +28,17 @@ def _masking_numbers() -> list[str]:
     return [*masking_page.answer(), *masking_page.harm_table()]
 
 
+LONG_NUMBER = re.compile(r"\d+\.\d{9,}(?:e[+-]?\d+)?")
+"""A number whose last digits depend on the processor and on the versions of libraries."""
+
+
 def fingerprint(lines: Sequence[str]) -> str:
-    """Return a hash of the numbers of a figure. It is stored in the image file to detect outdated figures."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    """Return a hash of the numbers of a figure, with nine significant digits each.
+
+    It is stored in the image file to detect outdated figures.
+    """
+    text = LONG_NUMBER.sub(lambda number: f"{float(number[0]):.9g}", "\n".join(lines))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 FIGURES: Mapping[str, Picture] = {

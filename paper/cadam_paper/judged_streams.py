@@ -41,7 +41,7 @@ COLUMNS = (
 @cache
 def verdicts(file: str = "evidence_streams.json") -> dict[str, dict[str, Any]]:
     """Return the results by stream."""
-    results: dict[str, dict[str, Any]] = json.loads((ROOT / "results" / file).read_text())
+    results: dict[str, dict[str, Any]] = json.loads((ROOT / "results" / file).read_text("utf-8"))
     return {name: results[name] for name in LABELS if name in results}
 
 

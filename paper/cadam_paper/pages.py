@@ -8,13 +8,14 @@ marks the position of a table::
     <!-- end -->
 
 The text between the marks is replaced, and the image files in docs/img are drawn again if their numbers changed.
-With ``--check`` nothing is written: the outdated pages and figures are printed, and the exit code is 1 if there are
-any.
+With ``--check`` nothing is written: the outdated figures and the lines of pages that differ are printed, and the exit
+code is 1 if there are any.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import statistics
 import sys
@@ -191,11 +192,11 @@ def optimizer_table() -> list[str]:
     for member in FAMILY:
         links = (f"[`{name}`](#cadam.optim.classes.{name})" for name in (f"C{member.name}", member.name))
         text = f"{member.summary} {member.rule.doc}"
-        what = re.split(r"\.\s| \(http", text.strip())[0].strip().rstrip(".").replace("``", "`")
+        description = re.split(r"\.\s| \(http", text.strip())[0].strip().rstrip(".").replace("``", "`")
         paper = re.search(r"https://(?:arxiv|papers\.nips|proceedings)[^)\s]+", text)
         if paper is None:
             raise ValueError(f"the rule of {member.name} names no paper")
-        lines.append(table_row(*links, what, format_rate(member.all_defaults["lr"]), f"[paper]({paper[0]})"))
+        lines.append(table_row(*links, description, format_rate(member.all_defaults["lr"]), f"[paper]({paper[0]})"))
     return lines
 
 
@@ -269,21 +270,28 @@ def update_tables(text: str) -> str:
     return MARKED.sub(table, text)
 
 
+def _changed_lines(before: str, after: str) -> list[str]:
+    """Return the lines of a page that differ from the generated ones, as in a diff without context."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "page", "generated", lineterm="", n=0)
+    return list(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Update or check all pages and figures, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cadam_paper.pages", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; print the pages that are out of date")
     check, code = parser.parse_args(arguments).check, 0
     for path in (ROOT / page for page in PAGES):
-        before = path.read_text()
+        before = path.read_text("utf-8")
         after = update_tables(before)
         if after == before:
             continue
         if check:
             print(f"{path.relative_to(ROOT)}: its tables differ from the archive; run `make docs`", file=sys.stderr)
+            print(*_changed_lines(before, after), sep="\n", file=sys.stderr)
             code = 1
         else:
-            path.write_text(after)
+            path.write_text(after, "utf-8")
             print(f"{path.relative_to(ROOT)}: tables updated")
     for figure in figure_files.FIGURES:
         if figure_files.is_current(figure):

@@ -145,6 +145,13 @@ def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) 
     assert not figure_files.is_current(path)
 
 
+def test_the_fingerprint_of_a_figure_ignores_digits_that_depend_on_the_processor() -> None:
+    fingerprints = [
+        figure_files.fingerprint([f"Interval({text})"]) for text in ("70.49999999999999", "70.5", "70.5001")
+    ]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
 def test_the_fingerprint_of_a_figure_covers_all_learning_rates() -> None:
     pair = evidence.image_pairs()["without change"]
     lowest, before = pair.baseline.rates[0], evidence.pair_numbers({"a": pair})

@@ -10,7 +10,7 @@ import pytest
 from markupsafe import escape
 
 from cadam.statistics import comparison
-from cadam_paper import pages, published
+from cadam_paper import figure_files, pages, published
 from cadam_paper.harness import report
 from cadam_paper.harness.page import page_templates
 from cadam_paper.harness.results import Results
@@ -99,6 +99,26 @@ def test_noise_floors_in_the_text_come_from_the_archive() -> None:
 
 def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
     assert pages.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_check_prints_the_lines_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"ROOT": tmp_path, "PAGES": ["page.md"], "TABLES": {"numbers": lambda: ["| 1.25 |"]}}.items():
+        monkeypatch.setattr(pages, name, value)
+    monkeypatch.setattr(figure_files, "FIGURES", {})
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n<!-- table: numbers -->\n| 1.24 |\n<!-- end -->\n")
+    assert pages.main(["--check"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert {"-| 1.24 |", "+| 1.25 |"} <= set(lines)
+    assert "Text." not in "".join(lines)
+    assert pages.main([]) == pages.main(["--check"]) == 0
+
+
+def test_the_command_reference_does_not_depend_on_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cadam.cli.commands.entry_points", lambda **selection: [])
+    assert "\n".join(pages.TABLES["commands"]()) in (ROOT / "docs" / "cli.md").read_text("utf-8")
 
 
 def test_the_page_lists_runs_as_unknown_exactly_if_claims_lack_them() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark as a command: what it says while it runs, and what is left of it when it is stopped."""
+"""The benchmark command: its output while it runs, and after an interrupt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contenders() -> list[Contender]:
 def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Printed into a pipe, which holds back what is not flushed."""
+    """Standard output is a pipe, which shows only what is flushed."""
     pipe, path = io.BytesIO(), tmp_path / "results.json"
     seen = ""
 

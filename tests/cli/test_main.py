@@ -1,4 +1,4 @@
-"""The command line itself: which commands there are, and what it costs to list them."""
+"""The command line: the list of commands, and the imports that it needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_every_command_can_be_parsed_and_run() -> None:
-    """The texts that name functions are resolved only when a command is used, so a wrong one is not noticed before."""
+    """Functions are named as text, which is resolved when a command is used, so a wrong one is noticed late."""
     for command in commands.COMMANDS:
         command.add_arguments(argparse.ArgumentParser())
         assert callable(resolve_name(command.implementation))
@@ -92,7 +92,7 @@ def test_a_broken_command_of_another_package_leaves_ours(
 
 
 def test_models_in_the_help_are_those_of_the_implementation() -> None:
-    """The arguments are defined apart from the implementation, to keep the help light."""
+    """The arguments are defined in other modules than the implementation, so that the help imports little."""
     assert tuple(models.MODELS) == arguments.MODEL_NAMES
 
 
@@ -153,7 +153,7 @@ def test_output_that_cannot_be_written_is_a_failure_in_one_line() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
 def test_output_that_exceeds_the_buffer_and_cannot_be_written_is_a_failure_without_traceback() -> None:
-    """The failed write raises inside the command, not in the last flush, as that of a long JSON of `cadam ab`."""
+    """The output is longer than the buffer, so the write fails inside the command and not in the last flush."""
     code = "import sys; from cadam.cli import main; main._run_command = lambda *_: print(100_000 * '.')"
     words = [sys.executable, "-c", f"{code}; sys.exit(main.main([]))"]
     with Path("/dev/full").open("w") as full:
@@ -165,7 +165,7 @@ def test_output_that_exceeds_the_buffer_and_cannot_be_written_is_a_failure_witho
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="/dev/stdout is missing")
 def test_a_device_as_the_output_of_schema_is_written_but_not_read(tmp_path: Path) -> None:
-    """Reading the pipe would wait for this process itself, and reading /dev/full would never end."""
+    """Reading the pipe would block because this process is its writer, and reading /dev/full would never end."""
     (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
     with start("schema", "clicks.csv", "--label", "label", "--output", "/dev/stdout", cwd=tmp_path) as process:
         try:
@@ -220,7 +220,7 @@ def test_sigterm_during_startup_ends_the_run_and_leaves_no_file(moment: str, tmp
 def test_a_command_whose_packages_are_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if the package were not installed
     with pytest.raises(SystemExit):
         main.main(["--help"])
     words = " ".join(capsys.readouterr().out.split())

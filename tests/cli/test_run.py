@@ -56,7 +56,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path)
         subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stdout=out, stderr=-1, text=True) as process,
     ):
         for _ in range(1200):
-            if console.read_text():  # it learns, and since before that it waits for signals
+            if console.read_text():  # it learns, and handles signals since before that
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_a_signal_while_the_state_is_read_ends_the_run(tmp_path: Path, monkeypat
         load(self, state)
 
     monkeypatch.setattr(online.learner.Learner, "load_state_dict", interrupted)
-    assert run(*arguments, "--follow") == 0  # else it waits for ever
+    assert run(*arguments, "--follow") == 0  # otherwise it would wait forever
     with monkeypatch.context() as patch:
         patch.setattr(online.learner.Learner, "load_state_dict", load)
         assert run(*arguments, "--events", 150) == 0
@@ -705,7 +705,7 @@ def test_a_run_that_diverges_fails_and_says_where(
     error = capsys.readouterr().err
     assert "the model has diverged" in error
     assert "failed at" in error
-    assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # from before the first event
+    assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # the checkpoint from before the first event
     assert run(*data, "--lr", 0.01) == 0  # with another learning rate it resumes
     assert "the learning rate was 1e+38 until now and changes to 0.01" in caplog.text
 
@@ -728,7 +728,8 @@ def test_a_resumed_run_uses_the_optimizer_options_of_the_command_and_logs_change
     assert run(*same, "--optimizer", "cadam:moments=int8:weight_decay=0.01", "--events", 200) == 0
     assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
     assert group()["state"][0]["exp_avg"].dtype == torch.uint8
-    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 0  # what is not asked for stays
+    # Options that are not given stay the same.
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 0
     assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
     assert "until now" not in caplog.text
     assert run(*same, "--optimizer", "CAdam:weight_decay=0.02:betas=(0.8,0.99)") == 0
@@ -737,7 +738,7 @@ def test_a_resumed_run_uses_the_optimizer_options_of_the_command_and_logs_change
     for said in ("moments was int8", "weight_decay was 0.01", "betas was (0.9, 0.999)"):
         assert f"{said} until now and changes to " in caplog.text
     caplog.clear()
-    assert run(*same, "--optimizer", "CAdam:betas=[0.8,0.99]:track_alignment=False") == 0  # betas are what they were
+    assert run(*same, "--optimizer", "CAdam:betas=[0.8,0.99]:track_alignment=False") == 0  # betas stay the same
     (said,) = [record.getMessage() for record in caplog.records if "until now" in record.getMessage()]
     assert said == "track_alignment was True until now and changes to False"
 
@@ -750,7 +751,8 @@ def test_optimizer_options_that_contradict_the_checkpoint_are_rejected(
     data = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--batch-size", 50, "--quiet")
     same = (*data, "--checkpoint", tmp_path / "state")
     assert run(*same, "--optimizer", "csgdm:nesterov=True", "--events", 200) == 0
-    assert run(*same, "--optimizer", "csgdm:momentum=0", "--events", 400) == 2  # nesterov, of before, needs a momentum
+    # Nesterov, which was set before, needs a momentum.
+    assert run(*same, "--optimizer", "csgdm:momentum=0", "--events", 400) == 2
     assert "Nesterov momentum requires a momentum" in capsys.readouterr().err
     assert run(*same, "--optimizer", "csgdm:momentum=0:nesterov=False", "--events", 400) == 0
     assert run(*same, "--optimizer", "csgdm", "--events", 600) == 0

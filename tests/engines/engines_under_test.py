@@ -1,4 +1,4 @@
-"""The engines under test. A new one is one line in `ENGINES`, and every test that takes an engine runs it."""
+"""The engines under test. To add one, add a line to `ENGINES`; every test with an engine parameter then runs it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ def _kernels(layout: str, dtype: torch.dtype) -> bool:
 class Engine:
     """The options that select an engine.
 
-    `options` go to the constructor, `serves` says for which gradients (dense, or rows of a table) and dtypes it
-    can be asked for here, and `runs` what `explain()` calls the engine that then runs each of them. `any_state` says
-    that it takes moments of any dtype (`state_dtype`).
+    Attributes:
+        options: The arguments of the constructor.
+        runs: The name of the engine in `explain()`, for dense gradients and for rows of a table.
+        serves: Whether the engine supports a kind of gradient and a dtype on this machine.
+        any_state: Whether the engine supports moments of any dtype (`state_dtype`).
     """
 
     options: Mapping[str, Any]
@@ -46,7 +48,7 @@ ENGINES: dict[str, Engine] = {
     "eager": Engine({"foreach": False}, {DENSE: "eager", ROWS: "rows"}),
     "foreach": Engine({"foreach": True}, {DENSE: "foreach"}, _dense_only),
     "native": Engine({"fused": True}, {DENSE: "native", ROWS: "native-rows"}, _kernels, any_state=False),
-    # The scalars of a step as tensors, not as numbers.
+    # Engines that keep the scalars of a step as tensors instead of numbers.
     "eager-capturable": Engine({"foreach": False, "capturable": True}, {DENSE: "eager", ROWS: "rows"}),
     "foreach-capturable": Engine({"foreach": True, "capturable": True}, {DENSE: "foreach"}, _dense_only),
 }

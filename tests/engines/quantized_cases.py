@@ -1,4 +1,4 @@
-"""Coded moments in Triton's interpreter: the codes of the kernels are those of the reference, to the bit."""
+"""Quantized moments in Triton's interpreter: the kernels store the same values as the reference, to the bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(
             if rows:
                 ids = torch.randperm(shape[0])[: shape[0] // 2]
                 ids, values = ids.repeat(2), torch.randn(2 * len(ids), *shape[1:]).round(decimals=1)
-                if hot:  # all rows, and one of them so many times
+                if hot:  # all rows, and `hot` further gradients of row 7
                     ids = torch.cat([torch.randperm(shape[0]), torch.full((hot,), 7)])
                     values = torch.randn(len(ids), *shape[1:]).round()
                 values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
@@ -64,37 +64,39 @@ def run(
 
 
 def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any) -> Any:
-    """The optimizer that was served by the kernels."""
-    light, ours = run(FUSED, cls, rows, shape, **options)
-    assert light.explain()[0].engine == ("cuda-rows" if rows else "cuda"), light.explain()
+    """Compare kernels and reference, and return the optimizer that used the kernels."""
+    fused, ours = run(FUSED, cls, rows, shape, **options)
+    assert fused.explain()[0].engine == ("cuda-rows" if rows else "cuda"), fused.explain()
     reference, theirs = run((), cls, rows, shape, **options)
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6, equal_nan=True)
-        for name, buffer in light.state[p].items():
-            if options.get("second_moment") == "row" and buffer.dtype == torch.float32:  # sums may round otherwise
+        for name, buffer in fused.state[p].items():
+            # The kernels may add in another order.
+            if options.get("second_moment") == "row" and buffer.dtype == torch.float32:
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=1e-5, atol=0)
             else:
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=0, atol=0, equal_nan=True)
-    assert light.alignment() == reference.alignment()
-    return light
+    assert fused.alignment() == reference.alignment()
+    return fused
 
 
-ALL_SET = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32).item()  # the NaN that a GPU computes
+# The NaN that a GPU computes has all bits set.
+ALL_SET = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32).item()
 
 
 def dense() -> None:
     compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
     compare(cadam.CAdam, False, (60, 37), moments="int8")
     compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
-    for capturable in (False, True):  # beyond what float32 can count
+    for capturable in (False, True):  # step counts beyond 2**24, which float32 cannot count exactly
         compare(cadam.CAdam, False, (4, 64), moments="int8", capturable=capturable, taken=2.0**24)
-    for broken in (float("inf"), ALL_SET, 1e30):  # of the latter only the square is no finite number
+    for broken in (float("inf"), ALL_SET, 1e30):  # the square of 1e30 is infinite
         compare(cadam.CAdam, False, (5, 103), moments="int8", broken=broken)
         compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)
 
 
 def huge() -> None:
-    """Launches of their own, cut into chunks: three programs have whole ones, the fourth goes over the end."""
+    """Tensors with separate launches in chunks: three programs have whole chunks, the last one has a partial one."""
     cuda.HUGE, cuda.HUGE_QUANTIZED = 1, cuda.QuantizedProgram(2048, 512, 72)
     compare(cadam.CAdam, False, (16, 500), moments="int8", weight_decay=0.01)
 
@@ -102,12 +104,13 @@ def huge() -> None:
 def rows() -> None:
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16")
     compare(cadam.CAdam, True, (40, 16), moments="int8")
-    compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a plain tile
+    compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a tile
     compare(cadam.CAdaBelief, True, (400, 16), second_moment="row", eps=1e-8)  # several tiles
-    compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
-    compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)  # tiles of one row and of distinct ones
+    compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # rows with a single element
+    # Tiles that belong to row 7 alone, and tiles of distinct rows.
+    compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
-    compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # wide ones
+    compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # rows wider than a tile
     compare(cadam.CAdam, True, (50, 70), second_moment="row", hot=50)
     for broken in (float("inf"), ALL_SET):
         compare(cadam.CAdam, True, (40, 16), moments="int8", broken=broken)
@@ -116,7 +119,7 @@ def rows() -> None:
 
 
 def rows_apart() -> None:
-    """Buffers that do not lie side by side, as those that were loaded may."""
+    """Buffers that are not side by side in memory, as after loading."""
     row_layout.RECORDS_ON = "elsewhere"
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
@@ -131,14 +134,14 @@ def records() -> None:
 
 
 def of_odd_widths(together: bool) -> None:
-    """Records with padding, or buffers each with its own stride: of two moments, of one, and of one that rows share."""
+    """Records with padding, or buffers with separate strides, for two moments, one moment, and one shared by a row."""
     for number, width in enumerate((3, 10, 70)):
         for cls, second in ((cadam.CAdam, "element"), (cadam.CAdam, "row"), (cadam.CLion, "element")):
             for coalesced in (False, True):
                 more: dict[str, Any] = {"coalesced": True} if coalesced else {"hot": 40 * (number % 2)}
-                light = compare(cls, True, (40, width), moments="int8", second_moment=second, **more)
-                for param in light.param_groups[0]["params"]:
-                    parts = [x for x in light.state[param].values() if x.dim()]
+                fused = compare(cls, True, (40, width), moments="int8", second_moment=second, **more)
+                for param in fused.param_groups[0]["params"]:
+                    parts = [x for x in fused.state[param].values() if x.dim()]
                     assert (len({x.untyped_storage().data_ptr() for x in parts}) == 1) == together
 
 
@@ -147,12 +150,12 @@ def distinct_rows() -> None:
     compare(cadam.CAdam, True, (400, 16), moments="int8", coalesced=True)
     compare(cadam.CAdam, True, (400, 16), moments="bfloat16", row_steps=True, coalesced=True, capturable=True)
     compare(cadam.CAdam, True, (40, 103), second_moment="row", coalesced=True)
-    compare(cadam.CAdam, True, (60, 70), moments="int8", coalesced=True)  # wide ones
-    compare(cadam.CAdam, True, (60, 64), moments="int8", coalesced=True)  # scales in records of their own
+    compare(cadam.CAdam, True, (60, 70), moments="int8", coalesced=True)  # rows wider than a tile
+    compare(cadam.CAdam, True, (60, 64), moments="int8", coalesced=True)  # scales in separate records
 
 
 def distinct_ids_that_are_no_rows() -> None:
-    """They are left out and not counted, whatever the width, and told once."""
+    """Invalid ids are skipped and not counted, whatever the width, and reported once."""
     selection.ENGINES = (*FUSED, *REFERENCE)
     for width in (16, 200):
         param = torch.nn.Parameter(torch.ones(50, width))
@@ -172,8 +175,9 @@ def distinct_ids_that_are_no_rows() -> None:
 def row_steps() -> None:
     compare(cadam.CAdam, True, (40, 16), row_steps=True)
     compare(cadam.CAdam, True, (400, 16), moments="int8", row_steps=True, capturable=True)  # several tiles
-    compare(cadam.CRAdam, True, (10, 200), second_moment="row", row_steps=True)  # wider than a plain tile
-    compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
+    compare(cadam.CRAdam, True, (10, 200), second_moment="row", row_steps=True)  # wider than a tile
+    # With dampening, the first step has another formula.
+    compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)
 
 
 def exact_updates() -> None:

@@ -1,7 +1,7 @@
-"""Cases for the replayed step, each of them a function. Run by test_step_replay.py, with Triton's interpreter.
+"""Test cases for the replayed step, one function each. `test_step_replay.py` runs them with Triton's interpreter.
 
-There is no device here: the interpreter runs the kernels, and functions of this file stand for the CUDA driver. The
-compiled function that checks and launches is the real one.
+No device is needed: the interpreter runs the kernels, and functions of this file replace the CUDA driver. The compiled
+function that checks and launches is not replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.lazy_negation import lazily_negated
 engine, rows_engine = cuda.Cuda(), cuda_rows.CudaRows()
 engine.device = rows_engine.device = "cpu"
 selection.ENGINES = (engine, rows_engine, *(e for e in selection.ENGINES if e.name in ("rows", "eager")))
-cuda_rows.TILE_ELEMENTS = 32  # so that a few ids fill several tiles, and the interpreter is done soon
+cuda_rows.TILE_ELEMENTS = 32  # small tiles, so that a few ids fill several of them and the interpreter is fast
 
 
 class State:
@@ -63,7 +63,8 @@ def given(launch: Any) -> tuple[str, ...]:
     """Return the names of the arguments of a launch."""
     absent = {"found_inf", *([] if launch.constants.get("COUNT") else ["counts"]), *launch.constants}
     absent |= {"sources"} if launch.constants.get("IN_BAGS") is False else set()
-    absent |= {"error"} if "order" in launch.kernel.arg_names else set()  # the kernel that makes the keys reports
+    # The kernel that writes the sort keys reports errors.
+    absent |= {"error"} if "order" in launch.kernel.arg_names else set()
     return tuple(name for name in launch.kernel.arg_names if name not in absent)
 
 
@@ -281,7 +282,8 @@ CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "a parameter of the group": (new_parameter, False),
     "a hook": (lambda t: t.optimizer.register_step_post_hook(lambda *a: None), True),
 }
-UNEQUAL = ("a step count", "the memory of a step count")  # parameters with different coefficients take a planned step
+# Parameters whose coefficients differ are updated by a planned step.
+UNEQUAL = ("a step count", "the memory of a step count")
 
 TABLE_CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "the learning rate": (set_option("lr", 0.5), True),
@@ -403,7 +405,7 @@ def rows_that_are_odd() -> None:
             t.params[3].grad = make()
             assert not t.take(), what
         assert_same(a, b)
-    for n in (2, 4, 40):  # fewer and more ids than before: one tile and many
+    for n in (2, 4, 40):  # fewer ids than in the recorded step, which fill one tile, and more, which fill many
         a, b = both(tables)
         for seed in range(5):
             many = n if seed == 3 else 20
@@ -456,7 +458,7 @@ def updates_of_rows() -> None:
 
 
 def updates_of_rows_in_records() -> None:
-    """Codes, scales and shared moments in one memory, as on CUDA."""
+    """Quantized values, scales and shared moments are in one memory, as on CUDA."""
     storage: dict[str, Any] = {"moments": "int8", "second_moment": "row"}
     row_layout.RECORDS_ON = "cpu"
     TYPES.update(s_exp_avg=torch.uint8, e_exp_avg=torch.uint8)
@@ -515,7 +517,7 @@ def no_room_for_rows() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         go(4, 500)
     torch.empty = usual
-    assert table.memory is memory  # as large as the sums that go with it
+    assert table.memory is memory  # memory of the same size is reused
 
 
 # Changes that could go unseen ------------------------------------------------------------------------------------
@@ -565,7 +567,7 @@ def a_list_of_the_same_parameters_of_which_one_is_replaced_later() -> None:
 
 
 def interrupted(t: Trained, i: int) -> None:
-    """A step that is interrupted on its way to the usual one does not write where a parameter lay before."""
+    """A step that is interrupted before it is planned does not write to the earlier memory of a parameter."""
     old, t.params[i].data = t.params[i].data, torch.ones(t.params[i].shape)
     was, usual = old.clone(), cadam.Optimizer._check_capture
 
@@ -637,7 +639,7 @@ def a_group_without_gradients_that_is_gone() -> None:
         t.optimizer.param_groups[1] = Group(t.optimizer.param_groups[1])
         assert [t.step(seed) for seed in range(3)] == [False, False, t.replays]
         group = weakref.ref(t.optimizer.param_groups.pop())
-        assert group() is not None  # compiled code is going to compare its address
+        assert group() is not None  # The group is still referenced, because compiled code compares its address.
         assert not t.step(3)
     assert_same(a, b)
 
@@ -747,7 +749,7 @@ def steps_that_cannot_be_replayed() -> None:
     a = made(True)
     a.group["params"] = tuple(a.params)
     assert not any(a.step(seed) for seed in range(4))
-    assert "none that another can be like" in a.not_replayed  # a plan is kept for lists only
+    assert "none that another can be like" in a.not_replayed  # only lists are compared with those of the recorded step
 
 
 def whatever_the_users_defaults_are() -> None:
@@ -766,7 +768,7 @@ def whatever_the_users_defaults_are() -> None:
 
 
 def other_threads_run_while_the_driver_waits() -> None:
-    # To record an event takes as long as its address says, a launch does nothing: both return 0.
+    # Recording an event calls `usleep` with its address, and a launch calls a function without effect. Both return 0.
     FUNCTIONS[3], FUNCTIONS[5] = ctypes.CDLL(None).usleep, ctypes.CDLL(None).sched_yield
 
     class Waiting(Driver):
@@ -787,7 +789,7 @@ def other_threads_run_while_the_driver_waits() -> None:
             time.sleep(0.001)
 
     thread = threading.Thread(target=other)
-    sys.setswitchinterval(60)  # no thread has to release the lock
+    sys.setswitchinterval(60)  # no thread has to release the lock before the step is over
     thread.start()
     before = ran[0]
     a.optimizer.step()

@@ -1,7 +1,7 @@
-"""Every change that a user makes between two steps counts in the next one.
+"""A step uses everything that the user has changed since the step before.
 
-Options, state, gradients and parameters are the user's to change, as in torch.optim. The check is always the same:
-an optimizer that never lived before, made with what is there now, does the same.
+As in torch.optim, users may change options, state, gradients and parameters. Every test compares the optimizer with a
+new one that is created from the current values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trained:
         )
 
     def reborn(self) -> Trained:
-        """Return a copy of everything that can be seen, with a new optimizer."""
+        """Return a copy of all values, with a new optimizer."""
         other = Trained.__new__(Trained)
         other.generator = self.generator.clone_state()
         listed = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -256,7 +256,7 @@ def test_a_change_counts_in_the_next_step(what: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_engines_agree_through_all_changes(how: str) -> None:
-    """One run through many of the changes, with each engine: the same within rounding."""
+    """A run through many of the changes gives the same result with each engine, except for rounding."""
 
     def run(which: str) -> list[Tensor]:
         trained = Trained(which)
@@ -275,7 +275,7 @@ def test_engines_agree_through_all_changes(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_gradients_that_alternate(how: str) -> None:
-    """Present and absent, dense and sparse in turn; the step counts only where there was a gradient."""
+    """Gradients alternate between present and absent, dense and sparse; only steps with a gradient are counted."""
     trained = Trained(how, steps=0)
     for i in range(12):
         trained.give_gradients()
@@ -537,7 +537,7 @@ def test_the_work_for_named_tables_grows_with_their_number_and_not_with_its_squa
         optimizer = cadam.CAdam(named, moments=moments)
         return count_calls(optimizer.step), count_calls(optimizer.step)
 
-    calls(2)  # imports modules
+    calls(2)  # the first steps import modules
     few, many = calls(20), calls(200)
     assert all(after < 12 * before for before, after in zip(few, many, strict=True)), (few, many)
 

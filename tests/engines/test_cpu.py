@@ -1,4 +1,4 @@
-"""The C kernels: the same bits for any number of threads and any instruction set, and no wrong write."""
+"""The C kernels: all thread counts and instruction sets give the same bits, and no write is out of bounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FUSED_AND_EAGER: list[dict[str, Any]] = [{"fused": True}, {"foreach": False}]
 
 
 def train(spec: str, dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
-    """Parameters and state after a few steps on fixed gradients."""
+    """Return parameters and state after a few steps on fixed gradients."""
     rule, options = KERNEL_SPECS[spec]
     generator = torch.Generator().manual_seed(3)
     shapes = [(3000, 12)] if sparse else [(50_021,), (), (0, 3), (64, 65), (7, 3, 5, 5)]
@@ -101,7 +101,7 @@ def test_same_bits_for_any_instruction_set(spec: str, dtype: torch.dtype, sparse
 
 
 def test_a_second_thread_is_used(threads: None) -> None:
-    """torch.set_num_threads is obeyed: with two threads, two of them do the work."""
+    """After torch.set_num_threads(2), two threads do the work."""
     seen = set()
 
     def note(begin: int, end: int, context: object) -> None:
@@ -133,7 +133,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def edited(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A rule was edited since the package's library was compiled. The user's cache."""
+    """Simulate that a rule was edited after the package was compiled. Returns the folder of the user's cache."""
     header, fingerprint = c_source.header() + "/* edited */\n", build.fingerprint("edited")
     monkeypatch.setattr(c_source, "header", lambda: header)
     monkeypatch.setattr(build, "fingerprint", lambda: fingerprint)
@@ -184,7 +184,7 @@ def test_after_a_rule_is_edited_the_library_is_compiled_again_once(compiler: Pat
         assert engine_of_a_step().engine == "native"
     assert {path.suffix for path in edited.iterdir()} - {".lock"} == {".so", ".sha256"}
     for each in (loader.find_kernel, loader.package_library):
-        each.cache_clear()  # another process
+        each.cache_clear()  # simulates another process
     compiler.unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -193,7 +193,7 @@ def test_after_a_rule_is_edited_the_library_is_compiled_again_once(compiler: Pat
 
 @pytest.fixture
 def damaged(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package's library lost its second half. The user's cache."""
+    """Truncate the package's library to its first half. Returns the folder of the user's cache."""
     path = tmp_path / "native.so"
     shutil.copy(build.LIBRARY, path)
     shutil.copy(build.checksum_path(build.LIBRARY), build.checksum_path(path))
@@ -206,10 +206,10 @@ def test_a_damaged_library_is_not_loaded_but_compiled_again(compiler: Path, dama
     with pytest.warns(RuntimeWarning, match="is damaged.*compiling the kernels again"):
         assert engine_of_a_step().engine == "native"
     for each in (loader.find_kernel, loader.package_library):
-        each.cache_clear()  # another process
+        each.cache_clear()  # simulates another process
     (kept,) = damaged.glob("*.so")
     content = kept.read_bytes()
-    kept.unlink()  # this process has it in memory
+    kept.unlink()  # this process has loaded the library already
     kept.write_bytes(content[:1000])
     with pytest.warns(RuntimeWarning, match="compiling the kernels again"):
         assert engine_of_a_step().engine == "native"
@@ -286,7 +286,7 @@ def test_of_several_processes_one_compiles(tmp_path: Path, monkeypatch: pytest.M
         path.write_text("made")
         build.checksum_path(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
-    with ThreadPoolExecutor(4) as pool:  # a lock of one thread holds off the others as it does another process
+    with ThreadPoolExecutor(4) as pool:  # a lock excludes other threads as it excludes other processes
         found = set(pool.map(lambda _: build.cached("some.so", make), range(4)))
     assert found == set(made) == {tmp_path / "cadam" / "some.so"}
     assert len(made) == 1
@@ -328,7 +328,7 @@ def test_without_kernels_the_best_torch_way_runs_and_says_so(fresh: Path, monkey
     assert "no compiled kernels" in row.passed_over["native"].reason
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine_of_a_step()  # it was said
+        engine_of_a_step()  # the warning is given only once
     p = torch.zeros(3, requires_grad=True)
     p.grad = torch.ones(3)
     with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*no compiled kernels"):
@@ -383,7 +383,7 @@ def test_expanded_parameter_is_an_error_not_a_wrong_write() -> None:
 
 
 def test_parameters_that_share_memory_take_their_turns() -> None:
-    """The second decays what the first has moved: at once, both would start from the same."""
+    """The second parameter decays what the first has moved; updated together, both would use the old values."""
     results = []
     for options in CHOSEN_AND_EAGER:
         shared = torch.linspace(-1, 1, 100_000)
@@ -522,7 +522,7 @@ def test_many_sparse_dimensions() -> None:
 
 
 class SameGrads:
-    """Parameters whose gradients keep their memory, and an optimizer that is told so, or not."""
+    """Parameters whose gradients keep their memory. `is_told` is whether the optimizer knows it."""
 
     def __init__(self, is_told: bool) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -606,7 +606,7 @@ def test_a_step_on_the_same_gradients_equals_any_other(change: Any, monkeypatch:
 
 
 def test_a_prepared_update_equals_one_at_a_time() -> None:
-    """Options changed on the way, and gradients of another dtype, count from then on."""
+    """Changed options, and gradients of another dtype, take effect in the next update."""
     table = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     again = table.clone()
     options = cadam.optim.sparse_update.complete(cadam.CAdam, {"lr": 0.05})
@@ -724,7 +724,7 @@ def test_new_state_refuses_bad_input() -> None:
 
 
 SANITIZED = ("adam", "sgdm")
-"""Rules with one, two and three buffers: the loops around them are the same for every rule, and compiling is slow."""
+"""Rules with one, two and three buffers. The other rules use the same loops, and compiling each takes long."""
 
 
 @pytest.fixture(scope="module")
@@ -765,7 +765,7 @@ def test_a_forked_child_steps_alone() -> None:
 
 
 def one_shard(values: Tensor) -> Tensor:
-    """A DTensor whose only shard is here."""
+    """Return a DTensor whose only shard is on this process."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
 
@@ -802,7 +802,7 @@ def test_a_lazily_negated_gradient_keeps_its_sign_next_to_any_other(kind: str) -
 
 
 def test_a_lazily_negated_gradient_that_covers_its_whole_memory_keeps_its_sign() -> None:
-    """In the first step, and in a later one, at the address of the gradient before it."""
+    """The sign is right in the first step, and in a later step whose gradient has the address of the earlier one."""
     params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
     optimizers = [cadam.CAdam([param], lr=0.1) for param in params]
     memory = torch.ones(4)

@@ -1,4 +1,4 @@
-"""The fused engines on CUDA: equal to the reference, safe in a graph, and never a wrong write.
+"""The fused engines on CUDA: equal to the reference, usable in CUDA graphs, and without writes out of bounds.
 
 The tests with the marker `cuda` need a device; two small ones run the same kernels in Triton's interpreter.
 """
@@ -42,7 +42,7 @@ FUSED = (
 @pytest.fixture(autouse=True)
 def _engines() -> Iterator[None]:
     before, huge = selection.ENGINES, cuda.HUGE
-    selection.ENGINES, cuda.HUGE = FUSED, 20_000  # so that a tensor of test size gets a launch of its own
+    selection.ENGINES, cuda.HUGE = FUSED, 20_000  # a tensor of the size of these tests gets a separate launch
     yield
     selection.ENGINES, cuda.HUGE = before, huge
 
@@ -55,7 +55,7 @@ def without_fused(run: Callable[[], Any]) -> Any:
         selection.ENGINES = FUSED
 
 
-# Every spec of every rule, and what no spec stands for. AdaBelief's own eps is beyond float32.
+# Every kernel specification of every rule, and options that share one. AdaBelief's default eps underflows in float32.
 OPTIONS = {"sgdm": {"lr": 0.1}, "adabelief": {"eps": 1e-8}}
 SETTINGS = {name: (rule, {**OPTIONS.get(rule, {}), **options}) for name, (rule, options) in KERNEL_SPECS.items()}
 SETTINGS["dampened"] = ("sgdm", {"lr": 0.1, "dampening": 0.3})
@@ -73,7 +73,7 @@ def chosen(setting: str, masked: bool) -> tuple[type[cadam.Optimizer], dict[str,
 
 
 def shapes() -> dict[str, Callable[[], Tensor]]:
-    """Tensors of every kind: small, large, not aligned, in another order, of one element and of none."""
+    """Return tensors of every kind: small, large, unaligned, transposed, with one element and empty."""
 
     def random(*size: int) -> Tensor:
         return torch.randn(size, device="cuda")
@@ -94,7 +94,7 @@ def shapes() -> dict[str, Callable[[], Tensor]]:
 def gradient(p: Tensor, kind: int) -> Tensor:
     g = torch.randn(p.shape, device=p.device).to(p.dtype)
     if kind == 1 and p.dim() == 2:
-        return g.t().contiguous().t()  # laid out in another order
+        return g.t().contiguous().t()  # transposed in memory
     if kind == 2 and p.dim() == 1 and p.numel() > 8:
         return torch.randn(p.numel() + 1, device=p.device).to(p.dtype)[1:]  # not aligned
     return torch.empty_like(p).copy_(g)
@@ -112,7 +112,7 @@ def trained(cls: type[cadam.Optimizer], options: dict[str, Any], dtype: torch.dt
 
 
 def assert_same(ours: Trained, theirs: Trained, rtol: float = 1e-5) -> None:
-    """Parameters, state and counters; parameters in half precision to within one rounding of the result."""
+    """Compare parameters, state and counters; parameters in half precision may differ by one rounding of the result."""
     for p, q in zip(ours[0], theirs[0], strict=True):
         place = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(p.dtype, rtol)
         torch.testing.assert_close(p, q, rtol=place, atol=1e-6)
@@ -155,7 +155,7 @@ def test_on_the_device_and_uncounted(setting: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("state_dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_other_dtypes(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     options = {"state_dtype": state_dtype}
-    # A moment in bfloat16 is rounded, and a last bit before that may tip it over.
+    # A moment in bfloat16 may be rounded to the other neighbor if it differs in its last bit before.
     rtol = 1e-2 if state_dtype == torch.bfloat16 else 1e-12 if dtype == torch.float64 == state_dtype else 1e-5
     ours = trained(cadam.CAdam, options, dtype)
     theirs = without_fused(lambda: trained(cadam.CAdam, options, dtype))
@@ -206,7 +206,7 @@ def test_steps_that_differ_between_parameters() -> None:
 
 
 @on_cuda
-def test_what_is_replaced_between_steps_is_noticed() -> None:
+def test_tensors_that_are_replaced_between_steps_are_noticed() -> None:
     def run() -> Trained:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(3)]
@@ -240,7 +240,7 @@ def test_a_gradient_of_another_size_is_refused() -> None:
 
 
 @on_cuda
-def test_what_cannot_be_served_is_said() -> None:
+def test_unsupported_parameters_are_refused_with_a_reason() -> None:
     gaps = torch.nn.Parameter(torch.randn(8, 8, device="cuda")[:, ::2])
     optimizer = cadam.CAdam([gaps])
     assert "gaps" in optimizer.explain()[0].passed_over["cuda"].reason
@@ -256,7 +256,7 @@ def test_what_cannot_be_served_is_said() -> None:
 @on_cuda
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("layout", ["dense", "rows"])
-def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, layout: str) -> None:
+def test_an_overflow_changes_nothing_and_gradients_are_divided_by_the_scale(capturable: bool, layout: str) -> None:
     def run(scale: float | None, overflow: bool) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(64, 8, device="cuda"))
@@ -279,7 +279,7 @@ def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, 
 
 @on_cuda
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_graph_holds_the_step(setting: str) -> None:
+def test_a_graph_contains_the_step(setting: str) -> None:
     cls, options = chosen(setting, True)
     lr = torch.tensor(options.get("lr", 1e-3), device="cuda")
 
@@ -316,7 +316,7 @@ def test_a_graph_holds_the_step(setting: str) -> None:
             to.copy_(value)
         graph.replay()
     assert_same((params, optimizer), (other, reference))
-    # A step outside goes on where the graph has left off, and the graph after that.
+    # A step outside of the graph continues from the state that the graph has left, and the graph from that of the step.
     for p, o in ((params, optimizer), (other, reference)):
         assign(p, grads(20))
         o.step()
@@ -374,7 +374,7 @@ def test_a_graph_does_not_keep_parameters_and_state_alive(layout: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
+def test_a_step_does_not_synchronize(layout: str, capturable: bool) -> None:
     p = torch.nn.Parameter(torch.randn(100, 8, device="cuda"))
     optimizer = cadam.CAdam([p], capturable=capturable)
     ids, values = torch.randint(0, 100, (1, 500), device="cuda"), torch.randn(500, 8, device="cuda")
@@ -392,7 +392,7 @@ def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
 
 
 @on_cuda
-def test_another_stream_goes_on() -> None:
+def test_a_step_continues_on_another_stream() -> None:
     def run(streams: list[Any]) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(5000, device="cuda"))
@@ -474,7 +474,8 @@ def test_rows_equal_the_reference_in_float64(kind: str, width: tuple[int, ...]) 
             torch.testing.assert_close(ours[1].state[p][name].double(), theirs[1].state[q][name], rtol=1e-4, atol=1e-4)
     a, b = ours[1].alignment().total, theirs[1].alignment().total
     assert (a.touched, a.seen) == (b.touched, b.seen)
-    assert abs(a.aligned - b.aligned) <= 2 + a.touched // 10_000  # a sum near zero may come out on either side
+    # The sign of a sum near zero depends on the order of its terms.
+    assert abs(a.aligned - b.aligned) <= 2 + a.touched // 10_000
 
 
 @on_cuda
@@ -499,7 +500,7 @@ def test_rows_come_out_the_same_in_every_run() -> None:
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("bad", [-1, 300, 2**32 + 5, -(2**40)])
-def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int, capturable: bool, distinct: bool) -> None:
+def test_a_bad_id_writes_nothing_and_is_reported_by_the_next_step(bad: int, capturable: bool, distinct: bool) -> None:
     p = torch.nn.Parameter(torch.ones(300, 16, device="cuda"))
     optimizer = cadam.CAdam([p], capturable=capturable)
 
@@ -527,7 +528,7 @@ def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int, capturab
 @on_cuda
 @pytest.mark.parametrize("graph", [False, True])
 def test_distinct_rows_are_moved_by_the_coefficients_of_their_own_step(graph: bool) -> None:
-    """Their kernel begins before these are there, and waits for them."""
+    """Their kernel begins before the coefficients are ready, and waits for them."""
     torch.manual_seed(0)
     start, ids = torch.randn(500, 16, device="cuda"), torch.arange(0, 500, 3, device="cuda")[None]
     grads = [torch.randn(ids.shape[1], 16, device="cuda") for _ in range(60)]
@@ -578,7 +579,7 @@ def test_a_table_of_more_than_2_31_elements() -> None:
 
 
 def rounded(rounding_seed: int, steps: int, layout: str, capturable: bool = False) -> Tensor:
-    torch.seed()  # as on another rank
+    torch.seed()  # another seed, as on another rank
     p = torch.nn.Parameter(torch.ones(200, 1024, device="cuda", dtype=torch.bfloat16))
     optimizer = cadam.SGDM([p], lr=1e-3, momentum=0.0, capturable=capturable, rounding_seed=rounding_seed)
     optimizer.param_groups[0]["stochastic_rounding"] = True
@@ -602,7 +603,7 @@ def test_stochastic_rounding_is_unbiased_and_follows_the_seed(layout: str) -> No
     assert torch.equal(after, rounded(0, 50, layout))
     assert not torch.equal(after, rounded(1, 50, layout))
     assert torch.equal(after, rounded(0, 50, layout, capturable=True))
-    # Neighbours, and the same element in the next step, are rounded independently.
+    # Neighbors, and the same element in the next step, are rounded independently.
     low = (p < 1).double() - share
     assert abs((low[:, 1:] * low[:, :-1]).mean().item()) < 0.005
     two = (rounded(0, 2, layout) - p < 0).double()
@@ -707,7 +708,7 @@ for name, options in CASES:
 
 @needs_triton
 def test_coefficients_computed_by_a_kernel_are_those_of_the_host() -> None:
-    """Of every rule and kind of decay, whether options are numbers or tensors, at early and late steps."""
+    """Compare all rules and kinds of decay, with options as numbers and as tensors, at early and late steps."""
     cases = [(rule, {**options, **decay}) for rule, options in SETTINGS.values() for decay in DECAY.values()]
     done = interpreted(COEFFICIENTS.replace("CASES", repr(cases)))
     assert done.returncode == 0, done.stderr
@@ -724,7 +725,7 @@ def test_numbers_reach_the_kernel_of_the_coefficients_as_all_of_their_bits() -> 
 
 
 def ptx_of(spec: KernelSpec, kind: str, width: int = 64, early: bool = False) -> tuple[list[str], str]:
-    """Return the arguments of a kernel for rows and its code, compiled for a device that need not be there."""
+    """Return the arguments and the PTX code of a kernel for rows. Compiling needs no device."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -752,13 +753,13 @@ def test_kernels_with_records_of_rows_are_compiled(options: dict[str, Any], widt
     names, text = ptx_of(spec, kind, width)
     assert ({"last_steps", "by_missed"} <= set(names)) == ("sparse_updates" in options)
     assert ({"row_steps", "by_step"} <= set(names)) == ("confidence_after" in options)
-    assert "bar.sync" in text  # all threads of a row read its record before one of them writes it
+    assert "bar.sync" in text  # all threads that share a row read its record before one of them writes to it
 
 
 @needs_triton
 @pytest.mark.parametrize("kind", ["within_tiles", "across_tiles"])
 def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) -> None:
-    """Compiled for a device that need not be there."""
+    """The kernel is only compiled, which needs no device."""
     spec = KernelSpec.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
     names, text = ptx_of(spec, kind, early=True)
     place = names.index("coefficients")
@@ -794,7 +795,7 @@ def test_the_norm_of_rows_in_tritons_interpreter() -> None:
 def test_clipping_on_the_device_is_clipping_on_the_cpu(rows: int, width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     ids, values = torch.randint(0, rows, (1, 20_000)), torch.randn(20_000, width, dtype=dtype)
-    ids[0, :9000] = 3  # a row that fills many tiles
+    ids[0, :9000] = 3  # a row with the ids of many tiles
     found = []
     for device in ("cuda", "cpu"):
         table, weight = (torch.nn.Parameter(torch.zeros(s, device=device, dtype=dtype)) for s in ((rows, width), (5,)))
@@ -810,7 +811,7 @@ def test_clipping_on_the_device_is_clipping_on_the_cpu(rows: int, width: int, dt
 
 @on_cuda
 def test_clipping_and_a_step_of_two_tables_looked_up_with_the_same_ids_can_be_captured() -> None:
-    """As in DeepFM. The plain loop sorts once for both tables, and so does the graph."""
+    """As in DeepFM, two tables have the same ids. They are sorted once for both, with and without the graph."""
     torch.manual_seed(0)
     ids = torch.randint(0, 5000, (64, 39), device="cuda")
     runs = []
@@ -827,7 +828,7 @@ def test_clipping_and_a_step_of_two_tables_looked_up_with_the_same_ids_can_be_ca
             optimizer.step()
 
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # it reads what was made there
+        stream.wait_stream(torch.cuda.current_stream())  # the stream reads tensors of the current stream
         with torch.cuda.stream(stream):
             for _ in range(3):
                 step()

@@ -127,16 +127,16 @@ def test_a_step_takes_no_memory_that_grows_with_the_parameter(cls: type[cadam.Op
 
 @over_engines
 def test_more_aligned_elements_than_float32_can_count_are_counted_to_the_last(how: str) -> None:
-    p = torch.zeros(foreach_interpreter.EXACT + 1)
+    p = torch.zeros(foreach_interpreter.MAX_EXACT_COUNT + 1)
     p.grad = torch.ones_like(p)
     optimizer = cadam.SGDM([p], momentum=0.0, **HOW[how])
     optimizer.step()
-    assert optimizer.alignment().total.aligned == foreach_interpreter.EXACT + 1
+    assert optimizer.alignment().total.aligned == foreach_interpreter.MAX_EXACT_COUNT + 1
 
 
 @over_engines
 def test_counts_are_kept_when_a_part_of_the_parameters_takes_a_step(how: str) -> None:
-    """Some have no gradient, some have taken more steps, some do not lie in memory as the others do."""
+    """Some parameters have no gradient, some have taken more steps, and some have another memory layout."""
     params = [torch.zeros(2, 3), torch.zeros(5), torch.zeros(4, 6).t(), torch.zeros(7)]
     optimizer = cadam.CAdam(params, **HOW[how])
     sizes = [p.numel() for p in params]

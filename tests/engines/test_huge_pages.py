@@ -1,4 +1,4 @@
-"""Parameters, state and gradients of every kind in memory: engines that trust raw memory do what the reference does."""
+"""Engines that use raw memory agree with the reference for parameters, state and gradients of every memory layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_rule_of_ones_own_with_two_structures(tmp_path: Path, monkeypatch: pyt
     class Mine(cadam.Optimizer):
         rule = dataclasses.replace(ADAM, name="mine")
 
-    for first in (False, True):  # one after the other: they share the kernels, and compiling is slow
+    for first in (False, True):  # one after the other, because both use the same kernels, which take long to compile
         ours, reference = pair(torch.ones(5), torch.ones(5))
         for params, options in ((ours, {}), (reference, REFERENCE)):
             groups = [{"params": [params[0]], "amsgrad": first}, {"params": [params[1]], "amsgrad": not first}]

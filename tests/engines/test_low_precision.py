@@ -67,7 +67,7 @@ def test_moments_are_float32(name: str, dtype: torch.dtype) -> None:
 def test_is_the_float32_run_rounded_once_a_step(
     name: str, options: dict[str, Any], engine: str, layout: str, dtype: torch.dtype
 ) -> None:
-    """A float32 copy that is rounded to `dtype` after each step goes the same way, bit for bit; without moments too."""
+    """The result equals that of a float32 copy that is rounded to `dtype` after each step, bit for bit."""
     param = start(dtype)
     wide = torch.nn.Parameter(param.detach().float())
     half_run, wide_run = make(name, [param], engine, **options), make(name, [wide], engine, **options)
@@ -83,7 +83,7 @@ def test_is_the_float32_run_rounded_once_a_step(
 @halves
 @pytest.mark.parametrize("name", FAMILY)
 def test_duplicate_rows_are_summed_in_float32(name: str, dtype: torch.dtype) -> None:
-    """256 and then fifteen times 1/16, one by one: in half precision all the small ones are lost."""
+    """The gradient is 256 plus fifteen times 1/16. Added one by one in half precision, all small ones would be lost."""
     param, wide = start(dtype), start(torch.float32)
     values = torch.tensor([[256.0] * 3] + [[1 / 16] * 3] * 15)
     assert (values[0].to(dtype) + values[1].to(dtype) == 256).all()
@@ -99,7 +99,7 @@ def test_duplicate_rows_are_summed_in_float32(name: str, dtype: torch.dtype) -> 
 
 @engines
 def test_the_second_moment_of_bfloat16_weights_moves_where_torch_keeps_it_still(engine: str, layout: str) -> None:
-    """At beta2 = 0.999 a bfloat16 v times 0.999 rounds back to v: torch's never forgets the first gradient."""
+    """In bfloat16, 0.999 * v rounds to v, so the second moment of torch's Adam keeps the first gradient forever."""
     ours, theirs = (parameter(torch.ones(2), torch.bfloat16) for _ in range(2))
     optimizer = make("CAdam", [ours], engine, weight_decay=0.0)
     reference = torch.optim.Adam([theirs])
@@ -156,11 +156,11 @@ def test_state_dtype_survives_a_checkpoint(name: str, dtype: torch.dtype, state_
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES, ids=str)
 @pytest.mark.parametrize("name", FAMILY)
 def test_arithmetic_is_as_wide_as_the_widest(name: str, state_dtype: torch.dtype, engine: str, layout: str) -> None:
-    """bfloat16 weights with moments of `state_dtype`: one step is the wider run's, each result rounded once."""
+    """A step of bfloat16 weights with wider moments equals a step in the wider dtype whose results are rounded."""
     work = torch.promote_types(state_dtype, torch.float32)
     param = start(torch.bfloat16)
     wide = torch.nn.Parameter(param.detach().to(work))
-    # A start that every dtype can hold.
+    # A first value that every dtype can represent.
     options = {"initial_accumulator": 2.0**-20} if "initial_accumulator" in FAMILY[name].rule.defaults else {}
     narrow_run = make(name, [param], engine, state_dtype=state_dtype, **options)
     wide_run = make(name, [wide], engine, **options)

@@ -1,4 +1,4 @@
-"""Coded moments on every engine: the same codes as the reference, for any number of threads and instruction set."""
+"""Quantized moments: every engine, thread count and instruction set stores the same values as the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cadam.rules import RULES, moment_storage
 from tests.engines.triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
 from tests.optim.family import OF_RULE
 
-CODED = [name for name, rule in RULES.items() if rule.moments]
+WITH_MOMENTS = [name for name, rule in RULES.items() if rule.moments]
 KERNELS = cadam.CAdam([torch.zeros(1)]).explain()[0].engine == "native"
 needs_kernels = pytest.mark.skipif(not KERNELS, reason="the C kernels were not compiled")
 
@@ -52,7 +52,7 @@ def run(
             grad = torch.sparse_coo_tensor(ids[None], grad[ids], shape, check_invariants=True)
         param.grad = grad
         optimizer.step()
-        if taken:  # so many steps ago
+        if taken:  # advance the step count
             optimizer.state[param]["step"].add_(taken)
             taken = 0.0
     torch.set_num_threads(before)
@@ -63,7 +63,7 @@ def run(
 @pytest.mark.parametrize("shape", [(700, 37), (90, 16), (90, 64), (33, 300)], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
-@pytest.mark.parametrize("rule", CODED)
+@pytest.mark.parametrize("rule", WITH_MOMENTS)
 def test_the_c_kernels_give_the_quantized_values_of_the_reference(
     rule: str, storage: str, rows: bool, shape: Any
 ) -> None:
@@ -111,7 +111,7 @@ def test_steps_beyond_the_integers_of_float32_have_different_noise(storage: str,
 
 def compare_codes(state: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
     for name, buffer in state.items():
-        if buffer.dtype == torch.float32:  # a mean of squares may be rounded otherwise
+        if buffer.dtype == torch.float32:  # the kernels may add the squares in another order
             torch.testing.assert_close(buffer, reference[name].cpu(), rtol=1e-5, atol=0)
         else:
             assert torch.equal(buffer, reference[name].cpu()), name
@@ -125,7 +125,7 @@ SHARED = [{"second_moment": "row"}, {"second_moment": "row", "row_steps": True},
 @pytest.mark.parametrize("options", [{"moments": "bfloat16"}, {"moments": "int8"}, *SHARED[:2]], ids=str)
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if "positive" in rule.moments.values()])
 def test_the_c_kernels_serve_parameters_of_half_precision(rule: str, options: Any, dtype: torch.dtype) -> None:
-    """As the reference does, but for a last bit of a parameter where float32 was rounded otherwise."""
+    """Results equal the reference, except for the last bit of a parameter where float32 was rounded differently."""
     for rows, shape in ((True, (90, 16)), (True, (33, 300)), (True, (90, 64)), (False, (700, 37)), (False, (256, 1))):
         if "second_moment" in options and not rows:
             continue
@@ -236,7 +236,7 @@ def test_a_nonfinite_gradient_shows_in_its_parameter_alone(storage: str, width: 
     try:
         for fused, level in ((False, -1), (True, 0), (True, 1), (True, -1)):
             c.cadam_limit_instruction_set(level)
-            finite = train(1e-8, fused)  # so small that it does not determine the scale
+            finite = train(1e-8, fused)  # so small that it does not affect the scale
             for bad in (float("nan"), float("inf"), float("-inf")):
                 param = train(bad, fused)
                 assert param.isnan().nonzero().tolist() == [[3, 5]]
@@ -267,7 +267,7 @@ def test_small_second_moments_round_up_to_the_smallest_value_as_in_the_reference
 @needs_kernels
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_a_table_that_becomes_float64_is_refused_by_the_next_step(storage: str) -> None:
-    """A model may be converted in place; the C kernels have no such table."""
+    """A model may be converted in place, and the C kernels do not support quantized moments of float64 tables."""
     table = torch.nn.Embedding(100, 16, sparse=True)
     optimizer = cadam.CAdam(table.parameters(), moments=storage)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -285,7 +285,7 @@ def test_a_table_that_becomes_float64_is_refused_by_the_next_step(storage: str) 
 @pytest.mark.parametrize("large", [1e20, 1e30, 3e38, float("inf")], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("width", [16, 20])
-@pytest.mark.parametrize("rule", CODED)
+@pytest.mark.parametrize("rule", WITH_MOMENTS)
 def test_a_moment_that_overflowed_stays_nan_in_the_c_kernels_as_in_the_reference(
     rule: str, width: int, rows: bool, large: float
 ) -> None:
@@ -374,7 +374,7 @@ def test_a_parameter_with_gaps_in_memory_has_the_quantized_values_of_one_without
 
 
 def share_storage(state: dict[str, Tensor]) -> bool:
-    """Do some lie in one memory?"""
+    """Whether some tensors of a state share memory."""
     tensors = [x for x in state.values() if x.dim()]
     return len({x.untyped_storage().data_ptr() for x in tensors}) < len(tensors)
 
@@ -387,7 +387,7 @@ def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
 
 BESIDE: list[dict[str, Any]] = [{"moments": "bfloat16"}, {"moments": "int8"}]
 BESIDE.append({"moments": "int8", "second_moment": "row"})
-"""How moments are stored that have one record a row on CUDA."""
+"""Storage options with which the moments of a row form one record on CUDA."""
 
 
 @pytest.mark.parametrize("shape", [(30, 16), (30, 3), (30, 10), (30,), (1, 5), (12, 2, 3)], ids=str)
@@ -399,7 +399,7 @@ BESIDE.append({"moments": "int8", "second_moment": "row"})
 def test_interleaved_rows_of_moments_equal_separate_ones(
     rule: str, storage: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
+    """On CUDA the moments of a row form a record. With a dense gradient they are separate, as its kernels require."""
     found = []
     for where in ("cpu", "elsewhere"):
         monkeypatch.setattr(row_layout, "RECORDS_ON", where)
@@ -451,7 +451,7 @@ def table_side_by_side(
 def test_a_record_of_a_row_has_the_size_and_offsets_that_kernels_expect(
     storage: str, second: str, width: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One record; two where codes fill lines of 128 bytes."""
+    """All moments are in one record, or in two if the quantized values fill whole lines of 128 bytes."""
     optimizer, param = table_side_by_side(monkeypatch, width, moments=storage, second_moment=second)
     parts = [x for x in optimizer.state[param].values() if x.dim()]
     memories = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in parts}
@@ -460,7 +460,7 @@ def test_a_record_of_a_row_has_the_size_and_offsets_that_kernels_expect(
     if storage == "int8":
         wide = [x for x in parts if x.shape == param.shape or x.dtype == torch.float32]
         assert all(x.storage_offset() * x.itemsize % 4 == 0 for x in wide)
-    for k, part in enumerate(parts):  # none reaches into another
+    for k, part in enumerate(parts):  # the parts of the record do not overlap
         part.copy_(torch.full_like(part, k + 1))
     assert all((part == k + 1).all() for k, part in enumerate(parts))
 
@@ -495,7 +495,7 @@ def test_moments_in_another_storage_are_interleaved_at_once_and_equal_separate_o
             optimizer.step()
             together = storage == "int8" or (storage, second) == ("bfloat16", "element")
             assert share_storage(optimizer.state[param]) == (together and where == "cpu")
-            if not together:  # nothing is left in the memory of a record
+            if not together:  # no moment is left in the memory of a record
                 held = [x for x in optimizer.state[param].values() if x.dim()]
                 assert all(x.untyped_storage().nbytes() == x.nbytes for x in held)
             state = {name: x.clone() for name, x in optimizer.state[param].items()}
@@ -613,7 +613,7 @@ def test_row_strides_do_not_depend_on_dimensions_of_one_element() -> None:
     assert row_layout.row_stride(torch.ones(5, 7)[:, :4]) == 7
     assert row_layout.row_stride(torch.ones(5, 7)[:, 2:3]) == 7
     assert row_layout.row_stride(torch.ones(4, 5).t()) is None
-    assert row_layout.row_stride(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert row_layout.row_stride(torch.ones(1, 4).expand(5, 4)) is None  # all rows share one memory
     assert row_layout.row_stride(torch.ones(20).as_strided((5, 4), (3, 1))) is None  # rows overlap
 
 
@@ -710,7 +710,7 @@ def test_the_kernels_for_dense_gradients_refuse_moments_in_records(monkeypatch: 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("storage", BESIDE, ids=str)
 def test_in_a_capture_moments_stay_where_they_are(storage: Any, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each replay of the graph would copy those again that were there when it was captured."""
+    """Otherwise each replay of the graph would copy the moments that existed when it was captured."""
     optimizer, param = table_side_by_side(monkeypatch, **storage)
     if dense:
         param.grad = torch.ones(30, 16)
@@ -727,7 +727,7 @@ def test_in_a_capture_moments_stay_where_they_are(storage: Any, dense: bool, mon
 def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
     storage: Any, dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay would write to memory that is no longer theirs."""
+    """Otherwise a replay would write to memory that was freed."""
     optimizer, param = table_side_by_side(monkeypatch, **storage)
     if not dense:
         optimizer.load_state_dict(optimizer.state_dict())
@@ -764,7 +764,7 @@ def test_loaded_moments_stay_separate_without_memory_for_a_copy(storage: Any, mo
 
 
 def no_room(*size: Any, zeros: Any = torch.zeros, **how: Any) -> Tensor:
-    """For records, which are bytes."""
+    """Simulate that there is no memory for records, which are bytes."""
     if how.get("dtype") == torch.uint8:
         raise torch.OutOfMemoryError("no room")
     made: Tensor = zeros(*size, **how)
@@ -828,7 +828,7 @@ def test_the_c_kernels_load_a_state_that_had_interleaved_rows(
 def test_on_cuda_rows_are_interleaved_and_have_the_quantized_values_of_the_cpu(
     storage: Any, width: int, tmp_path: Path
 ) -> None:
-    """Whatever becomes of the optimizer between steps."""
+    """The optimizer may be saved, loaded or copied between the steps."""
 
     def saved(optimizer: cadam.Optimizer, param: Tensor, **how: Any) -> cadam.Optimizer:
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
@@ -864,7 +864,7 @@ def test_on_cuda_rows_are_interleaved_and_have_the_quantized_values_of_the_cpu(
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_a_nan_that_the_device_computed_stays_one(storage: str, rows: bool, device: str) -> None:
-    """A GPU sets all of its bits."""
+    """The NaN of a GPU has all of its bits set."""
     param = torch.nn.Parameter(torch.ones(40, 16, device=device))
     optimizer = cadam.CAdam([param], moments=storage)
     for factor in (float("inf"), 1.0):

@@ -38,7 +38,7 @@ STEPS = 8
 
 
 class Life:
-    """An optimizer and its parameters; `chance` decides what happens."""
+    """An optimizer and its parameters, to which random changes happen."""
 
     def __init__(self, seed: int, device: str, **how: Any) -> None:
         self.chance, self.device, self.is_reference = random.Random(seed), device, bool(how)
@@ -51,7 +51,7 @@ class Life:
         self.optimizer = cls(self.params, **options, **how)
         self.happened: list[str] = []
         self.is_calm = self.chance.random() < 0.5
-        """In a calm life most steps are like the one before, so that what is kept from it is used."""
+        """Whether most steps are like the step before, so that cached plans are used."""
         self.saved: dict[str, Any] | None = None
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -73,7 +73,7 @@ class Life:
     # Steps
 
     def live(self) -> Iterator[list[Tensor]]:
-        """Yield everything that can be seen after each step."""
+        """Yield parameters, state and counters after each step."""
         for _ in range(STEPS):
             for _ in range(self.chance.choice([0, 0, 1] if self.is_calm else [0, 0, 1, 2])):
                 change = self.chance.choice(CHANGES)
@@ -87,7 +87,7 @@ class Life:
             yield self.seen()
 
     def somewhere(self) -> Any:
-        """On CUDA, now and then another stream."""
+        """Return a context with another stream in a fifth of the calls on CUDA."""
         elsewhere = self.chance.random() < 0.2
         if self.device != "cuda" or not elsewhere:
             return nullcontext()
@@ -145,9 +145,6 @@ GRADIENTS: dict[str, Callable[[Life, Tensor], Tensor | None]] = {
 DENSE = [kind for kind in GRADIENTS if kind not in ("none", "sparse")]
 
 
-# Changes between steps.
-
-
 def set_lr(life: Life) -> None:
     life.chance.choice(life.optimizer.param_groups)["lr"] = life.chance.choice([0.0, 0.01, 0.1])
 
@@ -174,7 +171,7 @@ def add_group(life: Life) -> None:
 
 
 def replace_param(life: Life) -> None:
-    """Another parameter in the place of one, as pruning and growing do it."""
+    """Replace a parameter by another one, as pruning and growing do."""
     group = life.chance.choice(life.optimizer.param_groups)
     i = life.chance.randrange(len(group["params"]))
     old, new = group["params"][i], life.new_param()
@@ -183,7 +180,7 @@ def replace_param(life: Life) -> None:
 
 
 def stepped(life: Life) -> tuple[Tensor, dict[str, Tensor]] | None:
-    """A parameter that has a state."""
+    """Return a parameter with its state, or None if none has a state."""
     found = [(p, life.optimizer.state[p]) for p in life.params if life.optimizer.state.get(p)]
     return life.chance.choice(found) if found else None
 
@@ -239,7 +236,7 @@ def save(life: Life) -> None:
 
 
 def load(life: Life) -> None:
-    """Load what was saved some steps ago, if it still fits."""
+    """Load the state dict that was saved some steps ago, if it still fits."""
     if life.saved is not None:
         try:
             life.optimizer.load_state_dict(life.saved)
@@ -268,7 +265,7 @@ def set_counting(life: Life) -> None:
 
 
 def set_capturable(life: Life) -> None:
-    """On the CPU it changes how coefficients are computed, and nothing else."""
+    """Toggle `capturable`. On the CPU, it changes only how coefficients are computed."""
     group = life.chance.choice(life.optimizer.param_groups)
     group["capturable"] = life.device == "cpu" and not group["capturable"]
 
@@ -283,7 +280,7 @@ def retype_data(life: Life) -> None:
 
 
 def reshape_data(life: Life) -> None:
-    """Another shape, and so another state."""
+    """Give a parameter another shape, which needs a new state."""
     p = life.chance.choice(life.params)
     p.grad = None
     p.data = life.chance.choice([p.data.flatten(), p.data.unsqueeze(0), torch.cat([p.data.flatten()] * 2)])
@@ -371,7 +368,7 @@ def test_lives_on_cuda_agree_with_the_reference(first: int) -> None:
 
 
 def test_lists_and_tensors_one_by_one_agree_where_memory_is_negated_lazily() -> None:
-    """Torch's list operations refuse to write to such a tensor: these go one by one, beside the others."""
+    """Torch's list operations refuse to write to such a tensor, so it is updated alone, beside the lists."""
     found = []
     for foreach in (True, False):
         params = [torch.nn.Parameter(torch.tensor([0.5, -1.0])) for _ in range(3)]

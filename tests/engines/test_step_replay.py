@@ -1,6 +1,6 @@
-"""The replayed step: taken where nothing but gradients and numbers changed, the same bits as the usual way.
+"""The replayed step: used if only gradients and numbers have changed, with the same bits as a planned step.
 
-What runs kernels is in step_replay_cases.py, in a process of its own.
+The tests that run kernels are in step_replay_cases.py, which runs in a separate process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CASES = Path(__file__).parent / "step_replay_cases.py"
 
 @pytest.mark.slow
 @needs_triton
-def test_a_replayed_step_is_the_usual_one_whatever_changes_in_between() -> None:
+def test_a_replayed_step_equals_a_planned_one_after_any_change() -> None:
     run_cases(CASES, ["changes"])
 
 
@@ -125,7 +125,7 @@ def test_the_optimizer_and_row_updates_do_not_import_it() -> None:
 
 
 def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 constexpr", **changed: Any) -> Any:
-    """What Triton says of a compiled kernel; None: nothing."""
+    """Return a compiled kernel with the metadata of Triton; a value of None leaves an entry out."""
     about = {"global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False, "launch_pdl": False}
     metadata = SimpleNamespace(**{name: value for name, value in (about | changed).items() if value is not None})
     src = SimpleNamespace(signature=dict(zip("abcd", kinds.split(), strict=False)))

@@ -1,12 +1,13 @@
-"""Triton kernels on the CPU, in a separate process: Triton asks once, on import, whether to interpret.
+"""Run Triton kernels on the CPU, in a separate process, because Triton reads TRITON_INTERPRET once, on import.
 
 A module of cases ends with ``run_named(CASES)``; a test runs some of them by `run_cases`. Importing this module in
 such a process patches Triton's interpreter:
 
-- Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element.
-- The language is patched once for a module, not at every call of every function: that takes as long as the kernels.
+- Loops may have a bound that is computed by the kernel. NumPy 2.4 does not convert an array of one element to int.
+- The language is patched once for a module. The interpreter would do it at every call of every function, which takes
+  as long as the kernels.
 - The maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
-- A power and a permutation of bytes are NumPy's, for want of the device's library.
+- Powers and permutations of bytes are computed by NumPy, because the device's library is not available.
 """
 
 from __future__ import annotations
@@ -36,27 +37,26 @@ def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_cases(module: Path, names: Iterable[str]) -> None:
-    """Run cases of a module, by name, with Triton's interpreter; what they raise is shown."""
+    """Run some cases of a module by their names with Triton's interpreter, and show their errors."""
     done = _run([str(module), *names])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def interpreted(source: str) -> subprocess.CompletedProcess[str]:
-    """A script whose Triton kernels run on the CPU."""
+    """Run a script whose Triton kernels run on the CPU."""
     return _run(["-c", f"import {__name__}\n{source}"])
 
 
 def run_named(cases: Mapping[str, Callable[[], None]]) -> None:
-    """Run those that the command line names."""
+    """Run the cases that the command line names."""
     for name in sys.argv[1:]:
         print(name, flush=True)
         cases[name]()
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(
-        part for part in sys.path if part
-    )  # The process imports this cadam and the modules of the tests.
+    # The process imports cadam and the test modules from the same folders.
+    path = os.pathsep.join(part for part in sys.path if part)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 
@@ -89,7 +89,7 @@ def _patch() -> None:
         return tl.tensor(interpreter.TensorHandle(numpy.power(x.handle.data, y.handle.data), x.handle.dtype), x.type)
 
     def byte_perm(x: Any, y: int, which: Any) -> Any:
-        """Four bytes of the eight of x and zero, each chosen by four bits."""
+        """Return four bytes, each selected by four bits from the eight bytes of x and zero."""
         x, which = tl.broadcast(x, which)
         whole, chosen = x.handle.data.astype(numpy.uint32), which.handle.data
         made = sum((whole >> 8 * (chosen >> 4 * k & 3) & 0xFF) * (chosen >> 4 * k & 4 == 0) << 8 * k for k in range(4))

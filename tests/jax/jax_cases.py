@@ -1,4 +1,4 @@
-"""What the tests of the JAX optimizers share: every optimizer, its oracle, and gradients for 200 steps."""
+"""Shared code for the tests of the JAX optimizers: all optimizers, their oracles, and gradients for 200 steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # whatever else there is
+os.environ["JAX_PLATFORMS"] = "cpu"  # the tests ignore other devices
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,15 @@ from cadam.rules import RULES
 from tests.optim.oracle import Oracle
 
 STEPS, LR, WEIGHT_DECAY = 200, 1e-3, 0.1
-# Near a tie float32 may decide otherwise than float64, rightly; see test_oracle.py.
+# The smallest distance from a tie of any decision of the oracle; see test_oracle.py.
 CLEAR = 1e-5
 
 FIXED: dict[str, dict[str, Any]] = {"amsgrad": {"amsgrad": True}}
 RULE_OF = {**{name: name for name in RULES}, "adamw": "adam", "amsgrad": "adam"}
 NAMES = [c + name for name in RULE_OF for c in ("", "c")]
-# Every rule without confidence and with it; the others are the same rules with an option.
+# Every rule with and without confidence. The other optimizers are these rules with another option.
 OF_RULES = [c + name for name in RULES for c in ("", "c")]
-# The same options as the oracle and the rules call them, and as the functions of the family do.
+# Unusual values of the options, by their names in the oracle and in the rules.
 UNUSUAL: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 0.01, "initial_accumulator": 0.1, "momentum": 0.7}
 
 
@@ -45,7 +45,7 @@ def is_decoupled(name: str) -> bool:
 
 
 def optimizer(name: str, options: dict[str, Any], decay: str = "none") -> optax.GradientTransformationExtraArgs:
-    """A function of the family by its name, with the options as rules call them."""
+    """Create an optimizer by the name of its function, with options by their names in the rules."""
     given = dict(options)
     if "betas" in given:
         given["b1"], given["b2"] = given.pop("betas")
@@ -59,7 +59,7 @@ def optimizer(name: str, options: dict[str, Any], decay: str = "none") -> optax.
 
 
 def variants() -> Iterator[Any]:
-    """Every optimizer with its defaults, with unusual values, and with every switch of its rule; each with a decay."""
+    """Yield every optimizer with defaults, with unusual values, and with each switch of its rule, each with a decay."""
     for name in NAMES:
         rule = RULES[rule_of(name)]
         unusual = {k: v for k, v in UNUSUAL.items() if k in rule.defaults}
@@ -72,12 +72,12 @@ def variants() -> Iterator[Any]:
 
 
 class Followed:
-    """An oracle after each of its steps."""
+    """The parameter, buffers and counters of an oracle after each of its steps."""
 
     def __init__(self, name: str, options: dict[str, Any], decay: str, seed: int, steps: int, shape: Any) -> None:
         rng = np.random.default_rng(seed)
         self.start = rng.uniform(-1, 1, shape).astype(np.float32)
-        # Sixteenths in [-1, 1], some of them zero: exact in every precision.
+        # Multiples of 1/16 in [-1, 1], some of them zero, which are exact in every precision.
         self.grads = rng.integers(-16, 17, (steps, *shape)) / 16 * (rng.random((steps, *shape)) > 0.1)
         weight_decay = 0.0 if decay == "none" else WEIGHT_DECAY
         fixed = FIXED.get(name.removeprefix("c") if is_confident(name) else name, {})
@@ -101,7 +101,7 @@ class Followed:
 def followed(
     name: str, options: dict[str, Any] | None = None, decay: str = "none", *, steps: int = STEPS, shape: Any = (2, 3)
 ) -> Followed:
-    """The first of some random runs in which no decision was close to a tie."""
+    """Return the first random run in which no decision was close to a tie."""
     return _followed(name, tuple((options or {}).items()), decay, steps, tuple(shape))
 
 
@@ -115,7 +115,7 @@ def _followed(name: str, options: Any, decay: str, steps: int, shape: Any) -> Fo
 
 
 def trained(tx: Any, params: Any, grads: Any, *, jit: bool = True) -> tuple[Any, Any]:
-    """Parameters and state after a step with each of `grads`, a tree of stacked gradients."""
+    """Return parameters and state after a step with each of `grads`, a tree of stacked gradients."""
 
     def step(carry: Any, grad: Any) -> Any:
         params, state = carry

@@ -1,4 +1,4 @@
-"""The example program of the JAX page runs, and learns."""
+"""The example program of the JAX page runs, and its loss decreases."""
 
 from __future__ import annotations
 

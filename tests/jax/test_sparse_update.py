@@ -1,4 +1,4 @@
-"""Row updates in JAX: those of the torch engine, on touched rows only, in place."""
+"""Row updates in JAX equal those of the torch engine, touch no other rows, and are made in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, WIDTH, STEPS = 9, 4, 20
 
 
 def batches(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ids with repetition, the last row never among them, and their gradients: sixteenths."""
+    """Return ids with duplicates but without the last row, and gradients that are multiples of 1/16."""
     rng = np.random.default_rng(seed)
     return [(rng.integers(0, ROWS - 1, 6), rng.integers(-16, 17, (6, WIDTH)) / 16) for _ in range(STEPS)]
 
@@ -49,7 +49,7 @@ def test_rows_move_as_in_the_torch_engine(name: str) -> None:
     assert largest_difference(table, theirs.numpy()) < 1e-6
     for buffer, value in optax.tree_utils.tree_get(state, "moments").items():
         assert largest_difference(value, buffers[buffer].numpy()) < 1e-6
-    assert jnp.array_equal(table[-1], start[-1])  # never looked up
+    assert jnp.array_equal(table[-1], start[-1])  # this row was never looked up
 
 
 @pytest.mark.parametrize("name", OF_RULES)
@@ -83,7 +83,7 @@ def test_ids_outside_of_the_table_are_ignored() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "uint64"])
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_ids_of_any_integer_dtype_update_only_their_rows(dtype: str, many: int, array: Any) -> None:
-    """Numbers beyond the table, or of more rows than the dtype counts, do not wrap around to other rows."""
+    """Ids beyond the table, and numbers of rows beyond the range of the dtype, do not wrap around to other rows."""
     table = jnp.ones((many, 2))
     past = np.iinfo(dtype).max if array is np.asarray else min(np.iinfo(dtype).max, 2**32 - 1)
     numbers = np.array([3, 1, 3, 3, 1, past] + [past - 1] * 300, dtype)
@@ -106,7 +106,7 @@ def test_a_numpy_id_beyond_32_bits_is_ignored() -> None:
 
 
 def test_numpy_tables_and_states_give_the_same_results() -> None:
-    """As a checkpoint gives them, outside of jit."""
+    """A checkpoint contains NumPy arrays, and they are used outside of jit."""
     table, ids, grads = jnp.ones((4, 2)), jnp.array([2, 0]), jnp.ones((2, 2))
     state = sparse_update.DEFAULT_OPTIMIZER.init(table)
     ours = sparse_update.update(*jax.tree.map(np.asarray, (table, state, ids, grads)))
@@ -124,7 +124,7 @@ def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
 
 
 def test_half_precision_sums_and_updates_in_float32() -> None:
-    """256 + 1 + 1 is 256 in bfloat16, added one by one."""
+    """In bfloat16, 256 + 1 + 1 would be 256 if the numbers were added one by one."""
     optimizer, table = cadam.jax.csgdm(1.0, momentum=0.0), jnp.zeros((2, 1), jnp.bfloat16)
     grads = jnp.array([[256.0], [1.0], [1.0]], jnp.bfloat16)
     table, _ = sparse_update.update(table, optimizer.init(table), jnp.array([1, 1, 1]), grads, optimizer=optimizer)
@@ -133,7 +133,7 @@ def test_half_precision_sums_and_updates_in_float32() -> None:
 
 
 def test_donated_tables_are_updated_in_place() -> None:
-    """No copy of the table is made, however large it is: what an update needs goes by the batch."""
+    """The table is not copied: the memory of an update depends on the size of the batch alone."""
     table = jax.ShapeDtypeStruct((100_000, 16), jnp.float32)
     state = jax.eval_shape(sparse_update.DEFAULT_OPTIMIZER.init, table)
     batch = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
@@ -186,7 +186,7 @@ def test_exact_updates_have_the_result_of_dense_gradients_in_float64(name: str) 
 
 
 def test_one_exact_float32_step_from_the_same_state_agrees_to_rounding() -> None:
-    """After 3,000 missed steps, with the aged moments computed in float64."""
+    """After 3,000 missed steps, results equal those with aged moments computed in float64."""
     optimizer = cadam.jax.cadam(0.03, b1=0.999, b2=0.9999)
     table, ids, grads = jnp.zeros((ROWS, WIDTH)), jnp.array([2]), jnp.full((1, WIDTH), 0.5)
     table, state = sparse_update.update(

@@ -1,4 +1,4 @@
-"""Moments go from torch to JAX and back, and training goes on as if it had stayed."""
+"""State dicts are converted from torch to JAX and back, and training continues as without the conversion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grads(step: int) -> dict[str, np.ndarray]:
 
 
 def nested(flat: dict[str, Any]) -> Any:
-    """As a JAX model would hold them: by layer, then by name."""
+    """Return a tree of parameters by layer and then by name, as in a JAX model."""
     tree: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
         layer, own = name.split(".")
@@ -75,7 +75,7 @@ def test_training_continues_in_the_other_framework_and_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cadam", "cadamw", "csgdm"])
 def test_a_table_with_sparse_gradients_continues_in_jax_and_back(name: str) -> None:
-    """The moments of all rows travel, touched or not, and the one step count. The table alone has no name in JAX."""
+    """The moments of all rows, touched or not, and the step count are converted. In JAX the table alone has no name."""
     batches = [np.array(([1, 3], [3, 0], [2, 1], [4, 4])[number % 4]) for number in range(9)]
 
     def table() -> torch.nn.Embedding:
@@ -129,7 +129,7 @@ def test_moments_from_torch_are_a_copy() -> None:
 
 
 def test_the_next_step_after_torch_optim_sgd_is_dampened() -> None:
-    """Its state has no step count, but a momentum buffer is there only after a step."""
+    """The state of torch.optim.SGD has no step count, but a momentum buffer exists only after a step."""
     net = model()
     theirs = torch.optim.SGD(net.named_parameters(), lr=LR, momentum=0.9, dampening=0.5)
     torch_steps(net, theirs, 0, 3)

@@ -1,4 +1,4 @@
-"""The optimizers of cadam.jax against the float64 oracle, in everything that JAX and optax do with them."""
+"""The optimizers of cadam.jax against the float64 oracle, also inside the transformations of JAX and optax."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_float64_agrees_with_the_oracle_to_its_rounding(name: str, options: dict
 
 @pytest.mark.parametrize("name", OF_RULES)
 def test_bfloat16_is_rounded_once_a_step(name: str) -> None:
-    """Each step gives what a float32 parameter of the same value would become, rounded; moments are float32."""
+    """Each step equals that of a float32 parameter with the same value, rounded; moments are float32."""
     decay = "decoupled" if is_confident(name) else "l2"
     run, tx = followed(name), optimizer(name, {}, decay)
     params, grads = arrays(run, jnp.bfloat16)
@@ -100,7 +100,7 @@ def test_bfloat16_is_rounded_once_a_step(name: str) -> None:
 )
 @pytest.mark.parametrize("name", RULES)
 def test_coefficients_keep_their_digits(name: str, b2: float, given: str) -> None:
-    """In float32, ``1 - 0.9999**t`` would be off by 1e-4, and RAdam would leave its warm-up at another step."""
+    """In float32, ``1 - 0.9999**t`` would have an error of 1e-4, and RAdam would end its warm-up at another step."""
     rule = RULES[name]
     o = {**defaults(rule), **({"betas": (0.9, b2)} if "betas" in rule.defaults else {}), "lr": -1.0}
     update = Update.of(rule, True, o)
@@ -179,13 +179,13 @@ def test_large_leaves_updated_one_after_the_other_give_the_same_results(
     grads = {name: jax.random.normal(jax.random.key(i), (3, 4, 40 + i)) for i, name in enumerate("abc")}
     params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads)
     alone = trained(tx, params, grads, jit=jit)
-    monkeypatch.setattr(transform, "SEQUENTIAL_SIZE", 164)  # a is small, and c waits for b
+    monkeypatch.setattr(transform, "SEQUENTIAL_SIZE", 164)  # "a" is below this size, and "c" waits for "b"
     waiting = trained(tx, params, grads, jit=jit)
     for ours, theirs in zip(*map(jax.tree.leaves, (waiting, alone)), strict=True):
         assert largest_difference(ours, theirs) < 1e-7
     mapped, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(params, grads)
     assert all(map(jnp.allclose, jax.tree.leaves(mapped), jax.tree.leaves(alone[0])))
-    monkeypatch.setattr(transform, "count_true", lambda aligned: jnp.uint32(2**32 - 1))  # which no leaf can have
+    monkeypatch.setattr(transform, "count_true", lambda aligned: jnp.uint32(2**32 - 1))  # more than any leaf has
     impossible, _ = trained(tx, params, grads, jit=jit)
     assert {name: bool(jnp.isnan(p).all()) for name, p in impossible.items()} == {"a": False, "b": False, "c": True}
 
@@ -236,7 +236,7 @@ def test_parameters_sharded_over_four_devices_agree_with_the_oracle(monkeypatch:
 
 
 def test_a_restored_checkpoint_continues_like_an_uninterrupted_run() -> None:
-    """Leaves come back as NumPy arrays, in a tree of the same structure."""
+    """The leaves of the result are NumPy arrays, in a tree of the same structure."""
     tx, grads = cadam.jax.cadamw(LR), jax.random.normal(jax.random.key(0), (6, 5))
     stayed, _ = trained(tx, jnp.ones(5), grads)
     carry = trained(tx, jnp.ones(5), grads[:3])
@@ -249,7 +249,7 @@ def test_a_restored_checkpoint_continues_like_an_uninterrupted_run() -> None:
 
 
 def test_a_step_can_be_differentiated() -> None:
-    """As optax's can: learning rates are learnt so."""
+    """Meta-learning of learning rates differentiates steps, as with optax."""
 
     def after(rate: Any, tx: Any) -> Any:
         params, _ = trained(tx(rate), jnp.ones(3), jnp.ones((4, 3)))
@@ -322,7 +322,7 @@ def test_in_multi_transform(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_RULES)
 def test_in_inject_hyperparams(name: str) -> None:
-    """Every number is an array then, the betas and the momentum too; a rate set in the state counts from then on."""
+    """All options, including betas and momentum, are arrays. A rate that is set in the state takes effect at once."""
     run = followed(name)
     start, grads = arrays(run)
     tx = optax.inject_hyperparams(getattr(cadam.jax, name))(LR, **({"weight_decay": 0.0} if "adamw" in name else {}))
@@ -336,7 +336,7 @@ def test_in_inject_hyperparams(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_RULES)
 def test_in_multi_steps(name: str) -> None:
-    """Two gradients make a step, and the count is that of steps."""
+    """Two gradients make one step, and the step count is the number of steps."""
     run = followed(name)
     start, grads = arrays(run)
     twice = jnp.stack([grads * 2, jnp.zeros_like(grads)], 1).reshape(-1, *start.shape)
@@ -347,7 +347,7 @@ def test_in_multi_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_RULES)
 def test_in_apply_if_finite(name: str) -> None:
-    """A gradient that is not finite leaves no trace."""
+    """A gradient that is not finite changes nothing."""
     run = followed(name)
     start, grads = arrays(run)
     broken = jnp.concatenate([grads[:7], jnp.full_like(grads[:1], jnp.nan), grads[7:]])
@@ -357,7 +357,7 @@ def test_in_apply_if_finite(name: str) -> None:
 
 
 def test_parameters_without_gradients_are_not_counted() -> None:
-    """Masked parameters, those of another optimizer and None."""
+    """Such parameters are masked ones, those of another optimizer, and None."""
     params = {"a": jnp.ones(2), "b": jnp.ones(6), "c": None}
     grads = {"a": jnp.ones(2), "b": jnp.zeros(6), "c": None}
     for tx in (
@@ -373,7 +373,7 @@ def test_parameters_without_gradients_are_not_counted() -> None:
 
 
 def test_a_schedule_and_a_mask_of_the_decay() -> None:
-    """Rates are those of optax's schedule, counted from 0; what the mask leaves out does not decay."""
+    """Rates are those of optax's schedule, counted from 0. Parameters outside of the mask do not decay."""
     schedule = optax.piecewise_constant_schedule(0.5, {1: 0.5})
     tx = cadam.jax.cadamw(schedule, weight_decay=0.1, mask={"w": True, "b": False})
     params = {"w": jnp.ones(1), "b": jnp.ones(1)}
@@ -397,7 +397,7 @@ def test_parameters_are_not_needed_without_decay() -> None:
 
 
 def test_moments_are_trees_like_the_parameters() -> None:
-    """What makes shardings of a state out of those of parameters finds ours."""
+    """tree_map_params of optax, which shardings of a state are derived with, finds the moments."""
     tx, params = cadam.jax.cadam(LR), {"a": jnp.ones(2), "b": jnp.ones(3)}
     named = optax.tree_utils.tree_map_params(tx, lambda _, name: name, tx.init(params), {"a": "x", "b": "y"})
     assert optax.tree_utils.tree_get(named, "moments") == {
@@ -469,14 +469,14 @@ def test_invalid_parameters_and_arguments_are_rejected() -> None:
     ],
 )
 def test_numbers_out_of_range_are_rejected_at_construction(options: dict[str, Any], message: str) -> None:
-    """As by the torch classes."""
+    """The torch classes reject the same numbers."""
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         cadam.jax.cadam(LR, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "sgdm" not in name])
 def test_only_learning_rate_betas_and_eps_are_positional(name: str) -> None:
-    """In their places optax has others, such as eps_root, which would be taken for them."""
+    """optax has other options in later positions, such as eps_root, so passing these by position would be ambiguous."""
     by_place = [
         p.name for p in inspect.signature(getattr(cadam.jax, name)).parameters.values() if p.kind != p.KEYWORD_ONLY
     ]
@@ -491,7 +491,7 @@ def test_sgdm_without_a_momentum_is_optax_sgd() -> None:
 
 
 def test_alignment_of_pure_noise() -> None:
-    """1/2 + asin(sqrt(1 - beta1^2)) / pi, as with torch."""
+    """The ratio is 1/2 + asin(sqrt(1 - beta1^2)) / pi, as with torch."""
     grads = jax.random.normal(jax.random.key(0), (60, 20_000))
     _, state = trained(cadam.jax.cadam(LR), jnp.zeros(20_000), grads)
     assert alignment(state) == pytest.approx(0.5 + math.asin(math.sqrt(1 - 0.9**2)) / math.pi, abs=0.02)

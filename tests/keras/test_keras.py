@@ -1,6 +1,6 @@
-"""The Keras optimizers on the backend that KERAS_BACKEND names, and that all backends agree.
+"""The Keras optimizers on the backend of KERAS_BACKEND, and that all backends agree.
 
-They need Keras, which is in an environment of its own: `make test-keras` runs them on each backend.
+They need Keras, which `make test-keras` installs in a separate environment, and are run on each backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.optim.oracle import Oracle
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
-# The folder of these tests passes for a package of the name keras, but has no keras.ops.
+# The folder of these tests can be imported as a package `keras`, which has no keras.ops.
 pytest.importorskip("keras.ops", reason="Keras is not installed: make test-keras")
 
 import keras
@@ -49,7 +49,7 @@ def start() -> np.ndarray:
 
 
 def applied(optimizer: Any, values: np.ndarray, dtype: str = "float32") -> tuple[np.ndarray, Any]:
-    """A variable after a step with each gradient; on JAX jitted and without side effects, as `fit` does it."""
+    """Return a variable after a step with each gradient. On JAX the step is compiled and stateless, as in `fit`."""
     variable = keras.Variable(start(), dtype=dtype)
     if keras.backend.backend() != "jax":
         for grad in values:
@@ -134,7 +134,7 @@ def test_a_loss_scale_is_taken_out_of_the_gradients() -> None:
     scaled = keras.optimizers.LossScaleOptimizer(cadam.keras.CAdam(LR), initial_scale=4.0)
     broken = np.concatenate([grads(10)[:3] * 4, np.full((1, 2, 3), np.inf), grads(10)[3:] * 2])
     dynamic, _ = applied(scaled, broken)
-    assert difference(dynamic, plain) == 0  # the infinite gradient halved the scale and left no other trace
+    assert difference(dynamic, plain) == 0  # the infinite gradient halved the scale and had no other effect
 
 
 def test_the_moving_average_is_that_of_keras() -> None:
@@ -182,13 +182,13 @@ def test_a_configuration_makes_the_same_optimizer(name: str) -> None:
     [({"beta_1": 1.5}, r"beta parameter at index 0: 1.5"), ({"epsilon": -1e-8}, r"epsilon value: -1e-08")],
 )
 def test_numbers_out_of_range_are_rejected(options: dict[str, Any], message: str) -> None:
-    """As by the torch classes."""
+    """The torch classes reject the same values."""
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         cadam.keras.CAdam(**options)
 
 
 def test_the_alignment_is_that_of_the_last_step_alone() -> None:
-    """A variable without a gradient has no part in it, nor has an empty one; before the first step it is 0."""
+    """Variables without a gradient and empty ones do not count; before the first step the ratio is 0."""
     optimizer = cadam.keras.CAdam(0.1)
     assert optimizer.alignment == 0
     three, one, empty = variables = [keras.Variable(np.ones(size, np.float32)) for size in (3, 1, 0)]
@@ -205,7 +205,7 @@ POLICIES = ["mixed_float16", "mixed_bfloat16", "float16"]
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_half_precision_trains_and_is_saved(policy: str, tmp_path: Path) -> None:
-    """With `mixed_float16`, Keras wraps the optimizer in one that scales the loss."""
+    """With `mixed_float16`, Keras wraps the optimizer in a LossScaleOptimizer."""
     keras.config.set_dtype_policy(policy)
     try:
         model = net()
@@ -223,7 +223,7 @@ def test_half_precision_trains_and_is_saved(policy: str, tmp_path: Path) -> None
 
 
 def test_gradients_of_tables_move_every_row() -> None:
-    """TensorFlow gives slices of rows for a looked-up table; the moments of other rows age all the same."""
+    """TensorFlow gives the looked-up rows of a table as slices; the moments of other rows decay all the same."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(4, 2), keras.layers.Flatten()])
     model.compile(optimizer=cadam.keras.CAdam(1e-2), loss="mse")
     for ids in ([1, 2, 2], [3, 3, 3]):
@@ -284,7 +284,7 @@ np.savez(sys.argv[1], **out)
 
 
 def test_backends_agree(tmp_path: Path) -> None:
-    """Fifty steps of every optimizer, and a model fitted for twenty, on every backend there is."""
+    """All backends agree on fifty steps of every optimizer, and on a model that is fitted for twenty steps."""
     code = ACROSS.format(path=sys.path)
     results = {}
     for backend in BACKENDS:

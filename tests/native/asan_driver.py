@@ -1,7 +1,7 @@
-"""Run the C kernels on buffers of exactly the sizes that they receive, under AddressSanitizer.
+"""Run the C kernels under AddressSanitizer, on buffers that have exactly the required sizes.
 
-Needs no torch: started by test_native.py with the sanitizer preloaded. With the argument ``overrun`` it lies about a
-size, which the sanitizer must notice.
+It needs no torch; test_native.py starts it with the sanitizer preloaded. With the argument ``overrun`` it passes a
+wrong size, which the sanitizer must notice.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
         *(table.ctypes.data, 1, ids.ctypes.data, len(ids), addresses[:1].ctypes.data, addresses[1:].ctypes.data),
         *(3, in_two_parts),
     )
-    assert (found < 0) == (done < 0)  # either function may name any of several invalid ids
+    assert (found < 0) == (done < 0)  # if several ids are invalid, each function may return any of them
     return done
 
 
 def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -> None:
-    """Adam with moments in fewer bytes, and a scale for each 256 of them."""
+    """Run Adam with smaller moments, and a scale for each 256 of them."""
     kernel, size = c.cadam_kernel_index(b"adam"), (4, 2, 1)[moments]
     kept, rows = [], []
     for n in lengths:
@@ -79,7 +79,7 @@ def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -
 
 
 def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: int, width: int) -> None:
-    """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts for each row."""
+    """Run Adam on rows with smaller moments, second moments by element or by row, and step counts of rows."""
     kernel, n, size = c.cadam_kernel_index(b"adam"), 3 * height, (4, 2, 1)[moments]
     ids = np.random.default_rng(n).integers(0, height, n)
     moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
@@ -100,7 +100,7 @@ def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: 
 
 
 def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, width: int, n: int) -> None:
-    """A model of some places, a list and some numbers, with tables of exactly the rows that these name."""
+    """Run a model of some columns, a list and some numbers, with tables that have no further rows."""
     random, height, bins = np.random.default_rng(n), 5 * (places + 1), 4
     rows, entries = height + (bins + 1) * numbers, places + bag
     kept: list[np.ndarray] = []
@@ -186,7 +186,7 @@ PIECES += [
 
 
 def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
-    """Lines of CSV or, without fields, JSON, made of pieces of both; then each value as each kind."""
+    """Parse lines of CSV or, without fields, JSON, made of pieces of both, and convert each value to each type."""
     made = [b"".join(PIECES[i] for i in random.integers(0, len(PIECES), random.integers(0, 12))) for _ in range(40)]
     names, columns, stride = b"ab", 2, 48
     sizes = np.array([len(line) for line in made])
@@ -226,7 +226,7 @@ def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
 
 
 def index(c: ctypes.CDLL, random: np.random.Generator, capacity: int, threshold: int) -> None:
-    """Ids are found, admitted, assigned, evicted and expired, in slots and records of exactly the needed sizes."""
+    """Look up, admit, assign, evict and expire ids, with slots and records that have exactly the required sizes."""
     bits, new_bits, limit = 4, 3, capacity + 1
     slots, rows = np.zeros(1 << bits, np.uint64), np.zeros(3 * limit, np.uint64)
     sketch_bits, seen = 3, np.zeros(4 * 8, np.uint16)

@@ -1,4 +1,4 @@
-"""C code under AddressSanitizer: compiled for it, and called by a script with its runtime preloaded."""
+"""C code under AddressSanitizer: compilation, and scripts that call it with the runtime of the sanitizer preloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGS = ["-O0", "-g", "-fsanitize=address,undefined"]  # at -O1 the compiler tak
 
 
 def runtime() -> str:
-    """The library to preload; the test is skipped where the compiler has none."""
+    """Return the path of the runtime to preload. The test is skipped if the compiler has none."""
     try:
         compiler = build.compiler()
     except build.BuildError as error:
@@ -28,7 +28,7 @@ def runtime() -> str:
 
 
 def check(driver: Path, library: Path, mode: str, *arguments: str) -> None:
-    """Run a script. In the mode ``clean`` nothing may be found, in any other something must be."""
+    """Run a script. The sanitizer must report nothing in the mode ``clean``, and an error in any other mode."""
     environment = {"LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
     result = subprocess.run(
         [sys.executable, str(driver), str(library), mode, *arguments],

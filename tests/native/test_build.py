@@ -1,4 +1,4 @@
-"""The package's own build: with the C kernels, or without them and not in silence."""
+"""The build of the package with the C kernels, and without them, which it reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The build hook over a copy of the package, in which an older library lies. It needs no hatchling."""
+    """Return the build hook for a copy of the package that contains an older library. hatchling is not needed."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
@@ -40,7 +40,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def built(hook: Any, version: str = "standard") -> dict[str, Any]:
-    """What the hook tells hatchling."""
+    """Return the build data that the hook gives to hatchling."""
     told: dict[str, Any] = {"artifacts": []}
     hook.initialize(version, told)
     return told
@@ -106,7 +106,7 @@ def test_without_kernels_if_that_is_asked_for(
 
 
 def test_a_wheel_without_kernels_leaves_those_of_the_source_tree(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editable install runs with them. They are not packed: see the next test."""
+    """An editable install uses the kernels of the source tree. The next test is about wheels."""
     monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
     assert built(hook) == {"artifacts": []}
     assert library(hook).read_text() == "older"
@@ -131,7 +131,7 @@ def test_without_a_compiler_the_package_is_built_without_kernels_and_a_warning(
 
 
 def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it compiles is not looked at here: it only makes the file that is asked for."""
+    """A fake compiler only creates the requested file."""
     fake = Path(hook.root) / "compiler"
     fake.write_text('#!/bin/sh\nfor last; do :; done\necho compiled > "$last"\n')
     fake.chmod(0o755)
@@ -148,7 +148,7 @@ def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeyp
 def test_a_library_with_another_byte_is_not_whole(damage: Any, tmp_path: Path) -> None:
     path = tmp_path / "some.so"
     path.write_bytes(bytes(range(200)))
-    assert not build.is_intact(path)  # nothing says what it was
+    assert not build.is_intact(path)  # there is no checksum yet
     build.checksum_path(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
     assert build.is_intact(path)
     path.write_bytes(damage(path.read_bytes()))

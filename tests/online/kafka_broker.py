@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 class Broker:
-    """One broker and its ZooKeeper, with their data under a folder; what was written survives `kill`."""
+    """A broker with its ZooKeeper and their data below a folder. Its data survive `kill`."""
 
     def __init__(self, folder: Path) -> None:
         home = os.environ.get("CADAM_KAFKA_HOME")
@@ -91,7 +91,8 @@ class Broker:
                     return
             except kafka.KafkaException:
                 pass
-            if self.processes["broker"].poll() is not None:  # ZooKeeper has not yet noticed that the last one died
+            # ZooKeeper has not yet noticed that the previous broker died.
+            if self.processes["broker"].poll() is not None:
                 self._java("broker", "kafka.Kafka")
             time.sleep(0.25)
         raise RuntimeError(f"the broker does not answer:\n{(self.folder / 'broker.out').read_text()[-2000:]}")
@@ -107,7 +108,7 @@ class Broker:
             process.wait(20)
 
     def create(self, topic: str, partitions: int) -> None:
-        """A topic; by Kafka's own command, since brokers before 0.10.1 have no request for it."""
+        """Create a topic with Kafka's own command, since brokers before 0.10.1 have no request for it."""
         address = (self.folder / "zookeeper.properties").read_text().partition("clientPort=")[2].split()[0]
         words = f"--create --zookeeper 127.0.0.1:{address} --replication-factor 1"
         self._java(
@@ -134,7 +135,7 @@ class Named:
         except (KafkaException, TimeoutError) as error:
             if partitions > 1:
                 pytest.skip(f"the broker of CADAM_KAFKA makes no topic of {partitions} partitions: {error!r}")
-            # a topic of one partition comes with its first message, where brokers are set so
+            # some brokers create a topic with one partition at its first message
 
 
 def fill(servers: str, topic: str, records: list[dict[str, Any]], partitions: int) -> None:

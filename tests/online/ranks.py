@@ -76,7 +76,7 @@ class Sharded(nn.Module):
 
 
 def model_of(kind: str, dropout: float) -> nn.Module:
-    """A DistributedDataParallel, or tables of TorchRec sharded as `kind` says."""
+    """Return a model in DistributedDataParallel, or with tables that TorchRec shards as `kind` says."""
     if kind == "ddp":
         return DistributedDataParallel(Plain(dropout))
     from torchrec import EmbeddingBagCollection
@@ -97,7 +97,7 @@ def model_of(kind: str, dropout: float) -> nn.Module:
 
 
 def learner(kind: str, dropout: float = 0.0, **options: Any) -> Learner:
-    """On the ranks of a job; of kind "alone" the ordinary one, without any."""
+    """Return a learner on the ranks of a job; the ordinary learner if the kind is "alone"."""
     loss = nn.functional.binary_cross_entropy_with_logits
     if kind == "alone":
         plain = Plain(dropout)
@@ -108,7 +108,7 @@ def learner(kind: str, dropout: float = 0.0, **options: Any) -> Learner:
 
 
 def tensors(ours: Learner) -> dict[str, Tensor]:
-    """Weights and moments by table or layer, put together from all ranks."""
+    """Return weights and moments by table or layer, gathered from all ranks."""
     if not hasattr(ours.model, "fused_optimizer"):
         found = {}
         for name, parameter in ours.model.named_parameters():
@@ -158,7 +158,7 @@ def rounds(late: bool) -> list[list[Batch]]:
 
 
 def together(batches: list[Batch]) -> Batch:
-    """The batches of all ranks as one."""
+    """Return the batches of all ranks as one."""
     columns = concatenate_columns([batch.events.columns() for batch in batches if batch.events is not None])
     labels = [batch.labels for batch in batches if batch.labels is not None]
     both = (
@@ -294,7 +294,7 @@ def outcomes(job: subprocess.Popen[bytes], folder: Path) -> list[dict[str, Any]]
 
 
 def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path) -> None:
-    """Kill random ranks at random moments, `kills` times, and check that the result is that of an undisturbed job."""
+    """Kill random ranks at random times, `kills` times, and check that the result is that of an undisturbed job."""
     chance = random.Random(seed)
     whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
     length = min(outcome.pop("seconds") for outcome in whole)
@@ -314,11 +314,11 @@ def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path)
 
 
 def stop_and_go_on(kind: str, data: Path, folder: Path) -> None:
-    """SIGTERM to one rank: all write a checkpoint and end; started again, they come to the same end."""
+    """After SIGTERM to one rank, all ranks save a checkpoint and end. Started again, they get the same result."""
     whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
     job = launch(kind, data, folder / "stopped", [])
     state = folder / "stopped" / "state"
-    while len(list(state.glob("checkpoint-*"))) < 3:  # it has begun
+    while len(list(state.glob("checkpoint-*"))) < 3:  # the run has begun
         assert job.poll() is None, (folder / "stopped" / "errors").read_text()[-8000:]
         time.sleep(0.02)
     os.kill(int((folder / "stopped" / "process-1").read_text()), signal.SIGTERM)

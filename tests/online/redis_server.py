@@ -25,11 +25,11 @@ def executable() -> str | None:
 
 
 class ServerEndedError(RuntimeError):
-    """It was started, and did not stay."""
+    """The server was started, but has ended."""
 
 
 class Server:
-    """A server with its data under a folder; what is written to it survives a stop."""
+    """A server with its data below a folder. Its data survive a stop."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.options = options

@@ -1,4 +1,4 @@
-"""Streams, models and learners that the tests of online learning share."""
+"""Streams, models and learners for the tests of online learning."""
 
 from __future__ import annotations
 

@@ -58,22 +58,22 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
 
 def learn_and_resume(kind: str, folder: Path, damages: tuple[str, ...]) -> dict[str, Any]:
     """Results with immediate labels, with late labels, and after resuming with a damaged file."""
-    learnt = {f"late {late}": learn_rounds(kind, late, folder / f"late {late}") for late in (False, True)}
-    learnt["full"] = with_a_full_disk(kind, folder / "full")
-    return {**learnt, **{damage: stop_and_resume(kind, folder / f"damaged {damage}", damage) for damage in damages}}
+    learned = {f"late {late}": learn_rounds(kind, late, folder / f"late {late}") for late in (False, True)}
+    learned["full"] = with_a_full_disk(kind, folder / "full")
+    return {**learned, **{damage: stop_and_resume(kind, folder / f"damaged {damage}", damage) for damage in damages}}
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("learnt")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("learned")
     return run(2, folder / "world", learn_and_resume, "ddp", folder, DAMAGES), folder
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_two_ranks_equal_one_process_on_the_union(
-    late: bool, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+    late: bool, learned: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    results, folder = learnt
+    results, folder = learned
     same_as_one_process(results[f"late {late}"], learn_rounds("alone", late, tmp_path), folder / f"late {late}")
 
 
@@ -113,12 +113,12 @@ def stop_and_resume(kind: str, folder: Path, damage: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_resumed_from_the_newest_good_checkpoint(damage: str, learnt: tuple[dict[str, Any], Path]) -> None:
-    resumed_from_the_newest_good_checkpoint(learnt[0], damage)
+def test_resumed_from_the_newest_good_checkpoint(damage: str, learned: tuple[dict[str, Any], Path]) -> None:
+    resumed_from_the_newest_good_checkpoint(learned[0], damage)
 
 
-def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str) -> None:
-    whole, found = learnt["late True"], learnt[damage]
+def resumed_from_the_newest_good_checkpoint(learned: dict[str, Any], damage: str) -> None:
+    whole, found = learned["late True"], learned[damage]
     assert found["resumed"]
     assert not whole["resumed"]
     assert furthest(found["tensors"], whole["tensors"]) == 0
@@ -127,12 +127,14 @@ def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str)
     assert ("damaged checkpoint, trying the previous one" in "".join(found["logged"])) == (damage != "")
 
 
-def test_a_checkpoint_that_one_rank_cannot_write_is_discarded_on_all_ranks(learnt: tuple[dict[str, Any], Path]) -> None:
-    full = learnt[0]["full"]
+def test_a_checkpoint_that_one_rank_cannot_write_is_discarded_on_all_ranks(
+    learned: tuple[dict[str, Any], Path],
+) -> None:
+    full = learned[0]["full"]
     assert full["failed_saves"] == 1
     assert "learning continues: rank 1: no space left" in "".join(full["logged"])
-    assert furthest(full["tensors"], learnt[0]["late True"]["tensors"]) == 0
-    kept = {path.name for path in (learnt[1] / "full" / "state").glob("checkpoint-*")}
+    assert furthest(full["tensors"], learned[0]["late True"]["tensors"]) == 0
+    kept = {path.name for path in (learned[1] / "full" / "state").glob("checkpoint-*")}
     assert "checkpoint-000000000002" not in kept
     assert len(kept) == 3
 
@@ -145,9 +147,9 @@ def refuse(folder: Path) -> str:
 
 @pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resuming_with_another_number_of_ranks_raises(
-    world: int, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+    world: int, learned: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    assert f"here are {world}: start 2" in run(world, tmp_path / "world", refuse, learnt[1] / "damaged ")
+    assert f"here are {world}: start 2" in run(world, tmp_path / "world", refuse, learned[1] / "damaged ")
 
 
 def refuse_damaged(folder: Path) -> None:
@@ -170,7 +172,7 @@ def test_training_does_not_restart_if_all_checkpoints_are_damaged(tmp_path: Path
 
 
 def run_twice(folder: Path) -> float:
-    """The second rank's share is empty both times."""
+    """The share of the second rank is empty in both batches."""
     import torch.distributed as dist
 
     ours = learner("ddp", checkpoint=folder / "state")
@@ -267,7 +269,7 @@ leave()
 
 
 def test_a_rank_exits_with_code_0_while_a_gloo_thread_is_running() -> None:
-    """The thread still has a tensor to release, and gets no GIL for it before the end: a shutdown of Python aborts."""
+    """A thread still has to release a tensor when Python shuts down, which would abort the process."""
     given = {name: value for name, value in os.environ.items() if name != "RANK"}
     rank = subprocess.run([sys.executable, "-c", LATE], env=given, capture_output=True, text=True, timeout=120)
     assert (rank.returncode, rank.stdout) == (0, "all work is done\nat exit\n"), rank.stderr
@@ -288,7 +290,7 @@ leave()
 
 
 def end_of_two(second: str) -> tuple[list[int], list[str], float]:
-    """Exit codes and output of two ranks of which the first has nothing to do, and when that one had ended."""
+    """Return exit codes and outputs of two ranks, the first of which has nothing to do, and the time when it ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
@@ -337,7 +339,7 @@ def test_sigterm_stops_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
 
 
 class Fused(DistributedDataParallel):
-    """A model that says of itself that it updates tables in backward."""
+    """A model that declares that it updates its tables in backward."""
 
     def __init__(self) -> None:
         super().__init__(Plain())
@@ -361,7 +363,7 @@ def tables_of_a_stranger(folder: Path) -> list[Ratio]:
 
 def test_registered_functions_count_the_alignment_of_tables(tmp_path: Path) -> None:
     found = run(1, tmp_path / "world", tables_of_a_stranger, tmp_path)
-    assert found == [Ratio(1, 2, 4), Ratio(2, 4, 8)]  # the second has gone on from the first
+    assert found == [Ratio(1, 2, 4), Ratio(2, 4, 8)]  # the second has continued from the state of the first
 
 
 def test_the_learner_does_not_import_torchrec() -> None:

@@ -138,7 +138,7 @@ def test_a_repeated_event_is_learned_once() -> None:
 
 
 def test_a_repeated_event_can_provide_the_label() -> None:
-    """An upsert: first the event, later the whole record, with what became of it."""
+    """An upsert: an event arrives first without its label, and later completely."""
     ours = learner(horizon=1000, unmatched="drop")
     ours.learn(events(8, labels=False))
     ours.learn(events(4))
@@ -174,7 +174,7 @@ def test_a_label_before_its_event_waits_for_it() -> None:
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 7)
     ours.predict(events(8, first=400, labels=False))
     ours.predict(events(8, first=600, labels=False))
-    assert ours.metrics()["orphan_labels"] == 1  # 1000 never came
+    assert ours.metrics()["orphan_labels"] == 1  # event 1000 never arrived
 
 
 @pytest.mark.parametrize("unmatched", ["drop", "negative"])
@@ -222,10 +222,10 @@ def test_one_event_dated_years_ahead_does_not_expire_events_in_batches_of_one() 
 
 
 def test_events_after_a_pause_wait_for_the_whole_horizon(tmp_path: Path) -> None:
-    """Three events in a row that are ahead are believed; the first two of them have not waited since before it."""
+    """Three events in a row with later times are accepted; the first two of them have waited only since then."""
     ours = learner(horizon=60, unmatched="negative", checkpoint=tmp_path)
     for number, batch in enumerate(one_by_one([0, 10, 1000, 1001, 1002, 1003])):
-        if number == 4:  # in the middle of the doubt
+        if number == 4:  # before it is decided
             ours.observe([77], [1])
             ours.save()
             ours.close()
@@ -360,7 +360,7 @@ def test_mixing_events_with_and_without_ids_raises_before_any_is_lost(
     now, before = ("without", "with") if ids_first else ("with", "without")
     with pytest.raises(ValueError, match=f"events {now} ids after 8 events {before}"):
         ours.learn(batches[1])
-    ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # none of either kind
+    ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # neither events nor labels
     assert (ours.events, ours.learned, ours.metrics()["repeated_events"]) == (8, 8, 0)
     ours.close()
 
@@ -415,7 +415,7 @@ def test_a_batch_of_only_bad_events_is_rejected_after_the_model_has_worked(tmp_p
         batch.features["item"][:] = 10**6
         return batch
 
-    assert np.isnan(ours.learn(bad(0, 1))).all()  # a single event says nothing of the model
+    assert np.isnan(ours.learn(bad(0, 1))).all()  # a single failed event does not show that the model is the cause
     ours.learn(events(8, first=1))
     ours.learn(bad(9, 1))
     ours.learn(bad(10, 300))
@@ -427,7 +427,7 @@ def test_a_batch_of_only_bad_events_is_rejected_after_the_model_has_worked(tmp_p
 
 
 class Normed(Small):
-    """Cannot be trained on a single event."""
+    """A model that cannot be trained on a single event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -486,7 +486,7 @@ def test_a_buffer_that_was_never_finite_does_not_count_as_divergence(tmp_path: P
 
 
 def test_an_infinite_moment_or_buffer_is_not_saved(tmp_path: Path) -> None:
-    """The weights are still finite, and would stand still for ever."""
+    """The weights are still finite, but would never change again."""
     ours = learner(checkpoint=tmp_path)
     ours.learn(events(20))
     ours.save()
@@ -603,7 +603,7 @@ def mixed_stream() -> list[object]:
 
 
 def run(folder: Path, stops: list[int]) -> Learner:
-    """Over the stream with stops in between, each time with a fresh model."""
+    """Process the stream with stops in between, each time with a new model."""
     for end in [*stops, None]:
         ours = learner(
             build(), horizon=200, unmatched="negative", batch_size=48, log=folder / "log", log_rows=700,
@@ -677,7 +677,7 @@ def test_a_stop_during_resume_takes_effect(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(ours, "resume", stop)
         ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
     assert (ours.events, ours.stopped) == (0, True)
-    ours.stop()  # before it runs, as while a command loads the state
+    ours.stop()  # before `run`, for example while a command loads the state
     ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
     assert (ours.events, ours.stopped) == (0, True)
     ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
@@ -749,7 +749,7 @@ def test_any_damage_is_detected_and_an_error_if_no_checkpoint_is_good(
         content[40] ^= 1
     damaged = {"cut": content[:-7], "empty": bytearray()}
     path.write_bytes(damaged.get(damage, content))
-    for _ in range(2):  # at every attempt: it never restarts from scratch by itself
+    for _ in range(2):  # at every attempt, because it never restarts from the beginning by itself
         again = learner(checkpoint=tmp_path)
         with pytest.raises(DamagedCheckpointError, match="all 1 checkpoints"):
             again.run(Replayed([]))

@@ -49,7 +49,7 @@ def cached(count: int) -> Events:
 
 
 def events(count: int, seed: int = 0) -> Events:
-    """Tags repeat within an event, prices are missing, and what is clicked depends on item and price."""
+    """Events with repeated tags and missing prices. Clicks depend on the item and the price."""
     draw = np.random.default_rng(seed)
     item = draw.integers(0, 20, count)
     price = draw.lognormal(size=count)
@@ -80,7 +80,7 @@ def started(model: str, optimizer: str, **options: Any) -> tuple[nn.Module, cada
 
 
 def by_torch(model: nn.Module, optimizer: cadam.Optimizer, given: Events) -> np.ndarray:
-    """Scores before learning, one event at a time through autograd."""
+    """Return the scores before learning, with autograd on one event at a time."""
     training, scores = TrainingStep(model, optimizer, LOG_LOSS), np.empty(len(given), np.float32)
     for row in range(len(given)):
         one = given.take(slice(row, row + 1))
@@ -116,13 +116,13 @@ def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) 
     apart, chances_apart = np.abs(scores - expected).max(), np.abs(chances(scores) - chances(expected)).max()
     print(f"{model:7}{optimizer:11}{count:7,} events, largest difference {chances_apart:8.1e}, of logits {apart:8.1e}")
     assert chances_apart < 1e-5
-    assert apart < 1e-5 * max(1, count / 2000)  # roundings add up
+    assert apart < 1e-5 * max(1, count / 2000)  # roundings accumulate
     theirs = state(*torchs)
     for name, value in state(*ours).items():
         assert torch.allclose(value.double(), theirs[name].double(), rtol=1e-4, atol=1e-5), name
     mine, other = ours[1].alignment().total, torchs[1].alignment().total
     assert (mine.touched, mine.seen) == (other.touched, other.seen)
-    assert abs(mine.aligned - other.aligned) <= 1e-5 * other.aligned  # by the sign of what is nearly 0
+    assert abs(mine.aligned - other.aligned) <= 1e-5 * other.aligned  # the sign of a number near 0 depends on rounding
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -145,7 +145,7 @@ def test_options_have_the_same_effect_as_with_torch(optimizer: str, options: dic
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["linear", "fm"])
 def test_twenty_thousand_events_are_learned_as_with_torch(model: str, optimizer: str) -> None:
-    """At the default rate. At ten times that the last bit of a weight decides signs, with torch or without it."""
+    """At the default learning rate. At ten times this rate, rounding decides signs, with torch too."""
     check_same_as_torch(model, optimizer, 20_000, lr=0.001)
 
 
@@ -188,7 +188,7 @@ def test_a_learner_counts_logs_and_measures_as_with_torch(tmp_path: Path) -> Non
 
 
 def test_events_that_compiled_code_does_not_support_are_processed_by_torch() -> None:
-    """Missing and infinite labels, a huge number, and an id beyond the table."""
+    """Events with missing and infinite labels, a huge number, and an id beyond the table."""
     given = events(90)
     assert given.labels is not None
     given.labels[10], given.labels[20] = math.nan, math.inf
@@ -510,7 +510,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_
 
 
 def _wait_for_progress(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until there is one more checkpoint than before, or the process has ended."""
+    """Wait until there is one more checkpoint, or the process has ended."""
     before = {path.name for path in folder.glob("*")}
     while process.poll() is None and {path.name for path in folder.glob("*")} <= before:
         time.sleep(0.005)

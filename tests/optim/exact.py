@@ -1,4 +1,4 @@
-"""Comparing bit for bit, and values that are there."""
+"""Comparison of structures bit for bit, and access to optional values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def present(value: T | None) -> T:
-    """A value that might be missing, and is not."""
+    """Return a value after asserting that it is not None."""
     assert value is not None
     return value
 
 
 def assert_identical(actual: Any, expected: Any, where: str = "") -> None:
-    """Assert equal structures with equal values, and equal dtypes and devices of tensors. NaN equals NaN."""
+    """Assert that structures, values, dtypes and devices are equal. NaN equals NaN."""
     if isinstance(expected, Tensor):
         assert isinstance(actual, Tensor), where
         assert (actual.dtype, actual.device) == (expected.dtype, expected.device), where
@@ -38,7 +38,7 @@ def assert_identical(actual: Any, expected: Any, where: str = "") -> None:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a structure that shares no tensor with it; parameters in it come out as plain tensors."""
+    """Return a copy of a structure that shares no tensor with it. Parameters become plain tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):

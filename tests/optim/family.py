@@ -30,11 +30,11 @@ for rule in (rule for rule in RULES.values() if rule.name not in PUBLIC):
         FAMILY[name] = globals()[name] = type(name, (cadam.Optimizer,), {"rule": rule, "confidence": confidence})
 
 CONFIDENT = {name: cls for name, cls in FAMILY.items() if cls.confidence}
-# Each with confidence, and the same without.
+# Each class with confidence, and the same class without it.
 PAIRS = {name: (cls, FAMILY[name[1:]]) for name, cls in CONFIDENT.items() if name[1:] in FAMILY}
-# Each rule without confidence and with it, whose other options are free.
+# The class of each rule without confidence, and the one with it, in which no other option is fixed.
 OF_RULE = {(cls.rule.name, cls.confidence): cls for cls in FAMILY.values() if not cls.fixed}
-# Every spec that kernels are compiled for: its name, the rule's name, and options that lead to it.
+# Every specification that kernels are compiled for: its name, the name of its rule, and options that select it.
 KERNEL_SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     KernelSpec.of(rule, {**defaults(rule), **variant}).name: (rule.name, dict(variant))
     for rule in RULES.values()
@@ -47,7 +47,7 @@ def parameter(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def sparse(ids: Sequence[tuple[int, ...]], values: Any, like: Tensor) -> Tensor:
-    """An uncoalesced gradient of `like`: one row of `values` for each of `ids`, duplicates left as they are."""
+    """Return an uncoalesced gradient of `like`: one row of `values` for each of `ids`, including duplicates."""
     rows = torch.as_tensor(values, dtype=like.dtype)
     sparse_dim = like.dim() - (rows.dim() - 1)
     indices = torch.tensor(ids, dtype=torch.int64).reshape(len(ids), sparse_dim).t()
@@ -55,7 +55,7 @@ def sparse(ids: Sequence[tuple[int, ...]], values: Any, like: Tensor) -> Tensor:
 
 
 def gradient(layout: str, values: Any, like: Tensor) -> Tensor:
-    """A gradient that holds every element; as rows, each row is split in two halves that add up to it."""
+    """Return a gradient of all elements. In the layout of rows, each row is split into two parts that add up to it."""
     dense = torch.as_tensor(values, dtype=like.dtype)
     if layout != ROWS:
         return dense
@@ -64,12 +64,12 @@ def gradient(layout: str, values: Any, like: Tensor) -> Tensor:
 
 
 def buffers(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
-    """The state of one parameter without its step count."""
+    """Return the state of one parameter without its step count."""
     return {name: value for name, value in optimizer.state[param].items() if name != "step"}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, the sign of zero and NaN included."""
+    """Assert equality bit for bit, including NaN and the sign of zero."""
     return a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b)
 
 

@@ -144,9 +144,9 @@ DECAYS = ("none", "l2", "decoupled")
 
 
 class Oracle:
-    """One tensor under one rule. `param`, `state` and the three counters follow its steps.
+    """One tensor that is updated by one rule. `param`, `state` and the three counters are those after the last step.
 
-    `clear` is the least relative distance from a tie of any decision so far; see `Move`.
+    `clear` is the smallest relative distance of any decision from a tie so far; see `Move`.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class Oracle:
         self._largest = np.zeros(self.param.shape)
 
     def step(self, grad: np.ndarray) -> None:
-        """One step with a gradient for every element."""
+        """Take one step with a gradient for every element."""
         self._move((index, float(grad[index])) for index in np.ndindex(self.param.shape))
 
     def step_rows(self, ids: Iterable[tuple[int, ...]], values: np.ndarray) -> None:
-        """One step with a gradient for the rows named by `ids` only; a row named twice gets the sum."""
+        """Take one step with gradients of the rows `ids` only. The gradients of a row that occurs twice are added."""
         rows: dict[tuple[int, ...], np.ndarray] = {}
         for row, value in zip(ids, np.asarray(values, dtype=np.float64), strict=True):
             rows[row] = rows.get(row, 0.0) + value

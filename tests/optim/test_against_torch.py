@@ -28,12 +28,12 @@ def named(cases: Sequence[Case]) -> list[Any]:
 
 
 def same(ours: type[cadam.Optimizer], theirs: type[torch.optim.Optimizer], *options: dict[str, Any]) -> list[Case]:
-    """Cases in which both take the same options."""
+    """Return cases in which both optimizers take the same options."""
     return [(ours, o, theirs, o) for o in options]
 
 
 def decoupled(ours: type[cadam.Optimizer], theirs: type[torch.optim.Optimizer], *options: dict[str, Any]) -> list[Case]:
-    """Cases of pytorch_optimizer, which says `weight_decouple` where torch says `decoupled_weight_decay`."""
+    """Return cases of pytorch_optimizer, whose name for `decoupled_weight_decay` is `weight_decouple`."""
     renamed = {"decoupled_weight_decay": "weight_decouple"}
     theirs_off = {"weight_decouple": False, "foreach": False}
     return [(ours, o, theirs, {**theirs_off, **{renamed.get(k, k): v for k, v in o.items()}}) for o in options]
@@ -63,7 +63,7 @@ TORCH = [
         torch.optim.RAdam,
         {},
         {"lr": 0.02, "betas": (0.7, 0.95), "eps": 0.01},
-        {"lr": 0.02, "betas": (0.9, 0.6)},  # the denominator never comes in
+        {"lr": 0.02, "betas": (0.9, 0.6)},  # with this beta2, RAdam never divides by the second moment
         {"lr": 0.02, "weight_decay": 0.1},
         {"lr": 0.02, "weight_decay": 0.1, "decoupled_weight_decay": True},
         {"lr": 0.02, "weight_decay": 0.1, "maximize": True},
@@ -116,7 +116,7 @@ def starts() -> list[np.ndarray]:
 def walk(
     optimizer: torch.optim.Optimizer, params: list[Tensor], to_grad: Callable[[Tensor, np.ndarray], Tensor]
 ) -> None:
-    """Return the 50 gradients that all optimizers get, some of them zero."""
+    """Take 50 steps with the gradients that all optimizers get, some of them zero."""
     rng = np.random.default_rng(2)
     for _ in range(STEPS):
         for param in params:
@@ -130,7 +130,7 @@ def dense(param: Tensor, values: np.ndarray) -> Tensor:
 
 
 def every_other_row(param: Tensor, values: np.ndarray) -> Tensor:
-    """Some rows of the gradient only, the first of them in two parts."""
+    """Return a sparse gradient of some rows, the first of them in two parts."""
     rows = [i for i in range(len(values)) if values[i].sum() > 0] or [0]
     ids = [(i,) for i in [*rows, rows[0]]]
     return sparse(ids, np.stack([values[i] for (i,) in ids]), param)
@@ -150,7 +150,7 @@ def test_equal(
     their_options: dict[str, Any],
     engine: str,
 ) -> None:
-    """Parameters and buffers, under the same names, after 50 steps."""
+    """Compare parameters and the buffers of the same names after 50 steps."""
     mine, other = [[parameter(start) for start in starts()] for _ in range(2)]
     optimizer = ours(mine, **options, **ENGINES[engine].options)
     reference = theirs(other, **their_options)
@@ -172,7 +172,7 @@ def test_equal(
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.7, 0.95)])
 @pytest.mark.parametrize("engine", ROWS_ENGINES)
 def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], maximize: bool) -> None:
-    """SparseAdam adds eps before the bias correction; here eps is too small to matter."""
+    """SparseAdam adds eps before the bias correction; eps is too small here to make a difference."""
     options: dict[str, Any] = {"lr": 0.02, "betas": betas, "eps": 1e-30, "maximize": maximize}
     start, *_ = starts()
     mine, other = [parameter(start)], [parameter(start)]
@@ -185,7 +185,7 @@ def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], ma
 
 @pytest.mark.parametrize("engine", ROWS_ENGINES)
 def test_sparse_adam_adds_eps_before_the_bias_correction(engine: str) -> None:
-    """At step t, SparseAdam's eps is our eps * sqrt(1 - beta2^t): both facts, in the first step."""
+    """In the first step, eps in SparseAdam has the effect of eps / sqrt(1 - beta2) in cadam."""
     (start, *_), grad, eps = starts(), np.full((1, 4), 0.5), 0.1
 
     def after(optimizer: Callable[..., torch.optim.Optimizer], eps: float) -> Tensor:
@@ -202,7 +202,7 @@ def test_sparse_adam_adds_eps_before_the_bias_correction(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", DENSE_ENGINES)
 def test_sgdm_is_sgd_with_a_smaller_learning_rate(engine: str) -> None:
-    """The moving average of the paper is 1 - momentum times torch's sum, at every step."""
+    """The moving average of the paper is always 1 - momentum times the sum of torch."""
     mine, other = [[parameter(start) for start in starts()] for _ in range(2)]
     walk(cadam.SGDM(mine, lr=0.2, momentum=0.9, **ENGINES[engine].options), mine, dense)
     walk(torch.optim.SGD(other, lr=0.2 * (1 - 0.9), momentum=0.9), other, dense)
@@ -229,7 +229,7 @@ def test_amsgrad_takes_the_maximum_after_the_correction_torch_before(engine: str
 
 @pytest.mark.parametrize("engine", DENSE_ENGINES)
 def test_amsgrad_equals_torch_while_the_corrected_second_moment_grows(engine: str) -> None:
-    """Then both maxima are the newest value, corrected by the newest correction."""
+    """While it grows, both maxima are the newest second moment with its own bias correction."""
     mine, other = parameter(starts()[0]), parameter(starts()[0])
     optimizers = [
         cadam.AmsGrad([mine], lr=0.02, **ENGINES[engine].options),

@@ -1,4 +1,4 @@
-"""The alignment ratio and explain(): what the optimizer says about itself, and that it costs the update nothing."""
+"""The alignment ratio and explain(): what an optimizer reports, and that reporting does not change the update."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_aligned_are_the_elements_whose_momentum_and_gradient_agree(how: str) ->
 @over_how
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.Adam], ids=["confident", "plain"])
 def test_the_ratio_equals_an_independent_count(cls: type[cadam.Optimizer], how: str) -> None:
-    """Also without the mask: then it says what the mask would hold."""
+    """Without the mask, the ratio is the share of the elements that the mask would let move."""
     torch.manual_seed(0)
     param, momentum, aligned = torch.zeros(50, 3), torch.zeros(50, 3), 0
     optimizer = cls([param], **HOW[how])
@@ -168,7 +168,7 @@ def test_reading_does_not_reset() -> None:
 
 @over_how
 def test_off_switch(how: str) -> None:
-    """For all, or for one group."""
+    """Counting can be turned off for all parameters or for one group."""
     counted, silent = torch.zeros(4), torch.zeros(5)
     groups = [{"params": [counted]}, {"params": [silent], "track_alignment": False}]
     optimizer = cadam.CAdam(groups, **HOW[how])
@@ -187,7 +187,7 @@ def test_off_switch(how: str) -> None:
 @pytest.mark.parametrize("cls", [*CONFIDENT.values(), cadam.Adam])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_counting_has_no_effect_on_the_update(cls: type[cadam.Optimizer], dtype: torch.dtype, how: str) -> None:
-    """Bit for bit, dense and sparse."""
+    """Parameters and state are equal bit for bit, with dense and sparse gradients."""
     made: list[Any] = []
     for track in (True, False):
         torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_counting_has_no_effect_on_the_update(cls: type[cadam.Optimizer], dtype:
 
 
 def test_counts_of_a_parameter_that_is_replaced_go_with_it() -> None:
-    """As growing tables and Gaussian splatting do it: another parameter in the group, the old one's state dropped."""
+    """Growing tables and Gaussian splatting replace a parameter of a group like this, and delete the old state."""
     stays, old = (Parameter(torch.ones(n)) for n in (3, 5))
     optimizer = cadam.CAdam([stays, old])
     group, gone = optimizer.param_groups[0], weakref.ref(old)
@@ -219,7 +219,8 @@ def test_counts_of_a_parameter_that_is_replaced_go_with_it() -> None:
     optimizer.step()
     gc.collect()
     assert gone() is None
-    assert optimizer.alignment_counts().tolist() == [8, 8, 8]  # 3 elements twice, 2 once
+    # Three elements in two steps, and two elements in one step.
+    assert optimizer.alignment_counts().tolist() == [8, 8, 8]
     assert optimizer.alignment().total == Ratio(8, 8, 8)
 
 
@@ -278,7 +279,7 @@ class Writer:
 
 
 def stepped() -> cadam.Optimizer:
-    """One step with a dense parameter, a table and one that has no gradient."""
+    """Take one step with a dense parameter, a table, and a parameter without gradient."""
     dense, table = torch.zeros(4), torch.zeros(10, 2)
     optimizer = cadam.CAdam([{"params": [("dense", dense), ("rest", torch.zeros(2))]}, {"params": [("table", table)]}])
     dense.grad, table.grad = torch.tensor([1.0, 1.0, 1.0, 0.0]), rows(table, [3, 4], [[1.0, 1.0], [1.0, 0.0]])
@@ -299,7 +300,7 @@ def test_write_gives_total_and_groups_to_any_writer() -> None:
     }
 
 
-def test_write_gives_parameters_when_asked_and_leaves_out_what_was_not_seen() -> None:
+def test_write_can_include_parameters_and_leaves_out_those_without_counts() -> None:
     writer = Writer()
     stepped().alignment().write(writer, 3, tag="ratio", parameters=True)
     names = {tag.removeprefix("ratio/all/") for tag in writer.scalars if tag.startswith("ratio/all/")}
@@ -380,13 +381,11 @@ def test_explain_foreach() -> None:
 
 
 class Odd(Tensor):
-    """A tensor of a kind that list operations may not know."""
+    """A tensor subclass that list operations may not support."""
 
 
 @pytest.mark.parametrize(("made", "engine"), [(lambda x: x, "foreach"), (lambda x: x.as_subclass(Odd), "eager")])
-def test_what_the_kernels_cannot_serve_goes_to_lists_and_what_lists_may_not_know_to_the_reference(
-    made: Any, engine: str
-) -> None:
+def test_lists_serve_parameters_without_kernels_and_the_reference_serves_subclasses(made: Any, engine: str) -> None:
     """All engines before the default engine of the CPU are listed, each with a reason."""
     with_gaps = made(torch.zeros(4, 2)[:, 0])
     (row,) = explained([with_gaps]).values()

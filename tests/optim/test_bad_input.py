@@ -1,4 +1,4 @@
-"""Bad input: an error that names the argument, what was given and what is allowed, and nothing changed."""
+"""Bad input raises an error that names the argument, its value and the allowed values, and changes nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ NUMBERS = [0, 1, np.float64(0.1), np.float32(0.1), np.int64(1), np.array(0.1), n
 
 @pytest.mark.parametrize("when", ["constructor", "group", "later"])
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_whatever_is_a_number_is_a_learning_rate(number: Any, when: str) -> None:
+def test_every_type_of_number_can_be_a_learning_rate(number: Any, when: str) -> None:
     param = parameter()
     param.grad = torch.ones(3)
     group = {"params": [param], **({"lr": number} if when == "group" else {})}
@@ -107,7 +107,7 @@ def test_whatever_is_a_number_is_a_learning_rate(number: Any, when: str) -> None
 
 
 class Config:
-    """A sequence that is neither list nor tuple, as config libraries have them."""
+    """A sequence that is neither a list nor a tuple, like those of configuration libraries."""
 
     def __init__(self, *values: float) -> None:
         self.values = values
@@ -151,7 +151,8 @@ def test_betas_of_a_state_dict_may_come_from_a_config() -> None:
 
 
 def test_zero_betas_and_eps_are_allowed() -> None:
-    cadam.CAdam([parameter()], betas=(0, 0.0), eps=0)
+    (group,) = cadam.CAdam([parameter()], betas=(0, 0.0), eps=0).param_groups
+    assert (group["betas"], group["eps"]) == ((0, 0), 0)
 
 
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.AdamW])
@@ -165,7 +166,7 @@ def test_zero_betas_and_eps_are_allowed() -> None:
         ("weight_decy", "; did you mean 'weight_decay'"),
     ],
 )
-def test_unknown_options_of_the_constructor_come_with_what_was_meant(
+def test_unknown_options_of_the_constructor_are_refused_with_a_suggestion(
     cls: type[cadam.Optimizer], given: str, meant: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{cls.__name__}: unknown option '{given}'{meant}"):
@@ -235,7 +236,7 @@ def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     [("beta", "betas"), ("weightdecay", "weight_decay"), ("param", "params"), ("learning_rate", "lr")],
 )
 def test_misspelt_options_of_a_group(given: str, meant: str) -> None:
-    """May be keys of the user's own, so they are kept; but not silently."""
+    """They may be keys of the user, so they are kept with a warning."""
     with pytest.warns(UserWarning, match=f"parameter group 1: unknown option '{given}'; did you mean '{meant}'"):
         optimizer = cadam.CAdam([{"params": [parameter()]}, {"params": [parameter()], given: 0.1}])
     assert optimizer.param_groups[1][given] == 0.1
@@ -270,7 +271,7 @@ def test_the_options_that_define_a_class_are_fixed(cls: type[cadam.Optimizer], o
 
 
 def test_fused_insists_on_a_fused_engine() -> None:
-    """Where none can serve a parameter, the step says which and why, and has not begun."""
+    """If no fused engine supports a parameter, the error has its name and the reason, and nothing is updated."""
     params = [torch.ones(3), torch.ones(4, 2)[:, 0]]
     optimizer = cadam.CAdam([{"params": params[:1], "fused": None}, {"params": params[1:]}], fused=True)
     for param in params:
@@ -322,7 +323,7 @@ def test_bad_parameters_of_the_constructor(what: str) -> None:
 
 
 def snapshot(optimizer: cadam.Optimizer) -> Any:
-    """All that a refused call must leave alone."""
+    """Return everything that a refused call must not change."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return copied(
         [
@@ -349,7 +350,7 @@ GROUPS: dict[str, tuple[Callable[[], Any], type[Exception] | tuple[type[Exceptio
 
 
 @pytest.mark.parametrize("what", GROUPS)
-def test_a_refused_group_leaves_the_optimizer_as_it_was(what: str) -> None:
+def test_a_refused_group_does_not_change_the_optimizer(what: str) -> None:
     make, kind, message = GROUPS[what]
     optimizer = cadam.CAdam([KNOWN], lr=0.1)
     KNOWN.grad = torch.ones(3)
@@ -376,7 +377,7 @@ TWICE_GIVEN: dict[str, Callable[[Parameter], Any]] = {
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("given", TWICE_GIVEN)
 def test_a_parameter_that_is_given_twice_is_moved_once(given: str, how: dict[str, Any]) -> None:
-    """torch warns, too, and moves it twice by the same gradient."""
+    """torch also warns, but updates such a parameter twice with the same gradient."""
     twice, once = parameter(), parameter()
     with pytest.warns(UserWarning, match="duplicate parameters"):
         optimizer = cadam.CAdam(TWICE_GIVEN[given](twice), lr=0.1, **how)
@@ -416,7 +417,7 @@ def test_parameters_that_share_memory_move_one_after_the_other(how: dict[str, An
     ("option", "value"),
     [("lr", "0.1"), ("lr", None), ("weight_decay", "0.1"), ("eps", "1e-8"), ("betas", ("0.9", "0.99")), ("betas", 0.9)],
 )
-def test_what_is_no_number_is_refused_whenever_it_comes(
+def test_values_that_are_not_numbers_are_refused_at_any_time(
     option: str, value: Any, how: dict[str, Any], steps: int
 ) -> None:
     param, other = parameter(), parameter(2)
@@ -447,7 +448,7 @@ def test_options_of_a_group_without_gradients_do_not_matter(how: dict[str, Any])
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"capturable": True}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "meta", *["cuda"] * torch.backends.cuda.is_built()])
 def test_fake_tensors_are_stepped(device: str, how: dict[str, Any]) -> None:
-    """As tools do that estimate memory: no value is there, but shapes and dtypes are."""
+    """Tools that estimate memory use such tensors, which have shapes and dtypes but no values."""
     with FakeTensorMode():
         param = Parameter(torch.ones(2, 3, dtype=torch.bfloat16, device=device))
         optimizer = cadam.CAdam([param], **how)
@@ -483,7 +484,7 @@ def test_an_optimizer_without_a_rule() -> None:
 
 
 class Loose(Parameter):
-    """A parameter that takes any gradient. torch's own refuse most bad ones, but not all and not always."""
+    """A parameter that accepts any gradient. torch.nn.Parameter refuses most bad ones, depending on the version."""
 
     held: Tensor | None = None
 
@@ -516,8 +517,8 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("bad", BAD_GRADIENTS)
 def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> None:
-    """No parameter, state, step count or counter changes, though all others are good; later steps work again."""
-    spoilt, message = BAD_GRADIENTS[bad]
+    """Nothing is updated although the other gradients are good, and later steps work."""
+    invalid, message = BAD_GRADIENTS[bad]
     good, table, last = parameter(5), parameter(6, 2), Loose(torch.ones(4, 3))
     optimizer = cadam.CAdam([{"params": [good, table]}, {"params": [last], "lr": 0.1}], **HOW[how])
 
@@ -531,7 +532,7 @@ def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> 
         give_gradients()
         optimizer.step()
     give_gradients()
-    last.grad = spoilt
+    last.grad = invalid
     before = snapshot(optimizer)
     with pytest.raises(RuntimeError, match=f"group 1, parameter 0: {message}.*; no parameter was changed"):
         optimizer.step()
@@ -544,7 +545,7 @@ def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_gradients_may_change_their_dtype(dtype: torch.dtype, how: str) -> None:
-    """Between steps, too; a gradient is taken for what it says."""
+    """The dtype may also change from step to step."""
     dtypes = [dtype, torch.bfloat16, torch.float16, torch.float32, torch.float64, dtype]
     param, same = Loose(torch.ones(4, dtype=dtype)), Loose(torch.ones(4, dtype=dtype))
     optimizers = [cadam.CAdam([p], lr=0.1, **HOW[how]) for p in (param, same)]
@@ -562,7 +563,7 @@ UNMOVED = [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("dtype", UNMOVED, ids=str)
 def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype, how: dict[str, Any]) -> None:
-    """Quantized models hold them; they have neither gradient nor state, and are saved and loaded with the rest."""
+    """Quantized models have such parameters, which are saved and loaded with the others."""
     frozen, param = Parameter(torch.ones(2, 3).to(dtype), requires_grad=False), parameter()
     optimizer = cadam.CAdam([("frozen", frozen), ("trained", param)], lr=0.1, **how)
     for _ in range(2):
@@ -579,7 +580,7 @@ def test_frozen_parameters_may_have_any_dtype(dtype: torch.dtype, how: dict[str,
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["first step", "later step"])
 @pytest.mark.parametrize("dtype", UNMOVED, ids=str)
-def test_a_gradient_of_what_cannot_move_changes_nothing(dtype: torch.dtype, steps: int) -> None:
+def test_gradients_of_parameters_that_cannot_be_updated_are_refused(dtype: torch.dtype, steps: int) -> None:
     frozen, param = Loose(torch.ones(2).to(dtype), requires_grad=False), parameter()
     optimizer = cadam.CAdam([("trained", param), ("frozen", frozen)])
     param.grad = torch.ones(3)
@@ -647,8 +648,8 @@ def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
         assert moved.isfinite().tolist() == [True, False, True]
 
 
-def test_an_option_spoilt_after_construction_is_not_silent() -> None:
-    """A value that a scheduler writes is not checked at every step, but it shows."""
+def test_an_option_that_becomes_nan_reaches_the_parameter() -> None:
+    """Values that a scheduler writes are not checked at every step, but a NaN reaches the parameter."""
     param = parameter()
     param.grad = torch.ones(3)
     optimizer = cadam.CAdam([param])
@@ -672,7 +673,7 @@ def test_a_new_shape_is_refused_with_nothing_changed(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("wrong", [nn.Linear(2, 2), nn.Linear(2, 2).parameters], ids=["module", "method"])
-def test_what_is_no_iterable_of_parameters_gets_a_hint(wrong: Any) -> None:
+def test_params_of_a_wrong_type_are_refused_with_a_hint(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"pass model.parameters\(\)"):
         cadam.CAdam(wrong)
 
@@ -687,7 +688,8 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
         p.grad = grad
         optimizer.step()
     before = p.detach().clone()
-    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")  # stands for: the model has moved away
+    # Simulates that the model was moved to another device.
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")
     with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu .*; no parameter was"):
         optimizer.step()
     assert torch.equal(p, before)

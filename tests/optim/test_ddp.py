@@ -1,4 +1,4 @@
-"""Sparse gradients under DistributedDataParallel: every rank has the rows of all of them."""
+"""Sparse gradients under DistributedDataParallel: every rank gets the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.process_groups import run
 
 
 class Tables(nn.Module):
-    """Tables of several widths and dtypes, an odd number of bytes among them, before a dense layer."""
+    """Tables of several widths and dtypes, one with an odd number of bytes, before a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ IDS: tuple[tuple[list[int], list[int]], ...] = (
     ([1, 1, 5], [5, 2]),
     ([3], []),  # a rank without events
     ([], []),
-    ([0, 0], [4, 6, 6, 1]),  # on rank 0 only the row that is kept as it is: one of the tables has no gradient
+    ([0, 0], [4, 6, 6, 1]),  # on rank 0 only the padding row, so that one of the tables has no gradient
 )
 
 
@@ -54,12 +54,12 @@ def backward(model: nn.Module, ids: list[int]) -> None:
 
 
 def gradients_of_ranks() -> list[list[list[Tensor]]]:
-    """For each batch, and rank by rank: the gradients that this rank alone has, and those it has after the exchange."""
+    """Return for each batch, by rank: the gradients of this rank alone, and the gradients after the exchange."""
     rank, found = dist.get_rank(), []
     model = DistributedDataParallel(Tables())
     alone = deepcopy(model.module)
     gather_rows(model)
-    gather_rows(model)  # changes nothing
+    gather_rows(model)  # the second call changes nothing
     assert len(model._comm_hooks) == 1
     for ids in IDS:
         backward(alone, ids[rank % 2])
@@ -90,7 +90,7 @@ def test_every_rank_has_the_rows_of_all(world: int, tmp_path: Path) -> None:
 
 
 def compare(options: dict[str, Any], passes: Callable[[DistributedDataParallel | nn.Module, int], None]) -> list[Any]:
-    """The mean over ranks of what a model on its own has after these passes, and what one has that exchanges rows."""
+    """Return the mean gradients over ranks of a model without DDP, and those of the model that exchanges rows."""
     model = DistributedDataParallel(Tables(), **options)
     alone = deepcopy(model.module)
     gather_rows(model)
@@ -109,14 +109,14 @@ def once(model: nn.Module, rank: int) -> None:
 
 
 def accumulated(model: nn.Module, rank: int) -> None:
-    """One event twice: torch's sum of two sparse tensors of one row has odd strides."""
+    """Learn one event twice, because torch's sum of two sparse tensors with one row has odd strides."""
     with model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext():
         model(torch.tensor([5])).sum().backward()
     model(torch.tensor([5])).sum().backward()
 
 
 def many(model: nn.Module, rank: int) -> None:
-    """More events than the tables have rows."""
+    """Learn more events than the tables have rows."""
     backward(model, [1 + rank + i % 5 for i in range(50)])
 
 
@@ -142,11 +142,11 @@ def test_in_every_mode_the_gradients_are_the_mean(tmp_path: Path) -> None:
             tolerance = 0.02 if mean.dtype == torch.bfloat16 else 1e-5
             assert torch.allclose(gradient.to_dense(), mean, rtol=tolerance, atol=tolerance), name
     rows = {gradient._nnz() for gradient in found["many"][1] if gradient.is_sparse}
-    assert rows == {10}  # five of each rank, added up before they are sent
+    assert rows == {10}  # five rows of each rank, whose duplicates were added before the exchange
 
 
 def groups_of_one() -> None:
-    """A model whose process group is this rank alone has its own gradients."""
+    """A model whose process group contains only this rank keeps its own gradients."""
     own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     model = DistributedDataParallel(Tables(), process_group=own)
     alone = deepcopy(model.module)
@@ -162,7 +162,7 @@ def test_the_ranks_are_those_of_the_models_group(tmp_path: Path) -> None:
 
 
 class Shared(nn.Module):
-    """Two tables with one weight, and one that the ranks do not exchange."""
+    """Two tables with a shared weight, and a table that the ranks do not exchange."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def test_tables_that_share_a_weight_and_those_that_are_not_exchanged(tmp_path: P
 
 
 def copied() -> list[int]:
-    """A copy of a model has no hook in torch, and can be given one."""
+    """A copy of a model has no hook in torch, and `gather_rows` can add one."""
     model = DistributedDataParallel(nn.EmbeddingBag(5, 2, sparse=True, mode="sum"))
     gather_rows(model)
     counts = []
@@ -201,7 +201,7 @@ def copied() -> list[int]:
 
 
 def test_a_copy_of_a_model_exchanges_rows_too(tmp_path: Path) -> None:
-    assert run(2, tmp_path / "world", copied) == [6, 6]  # torch's sum would have two
+    assert run(2, tmp_path / "world", copied) == [6, 6]  # the sum of torch would have two rows
 
 
 def trained_with_a_seed_per_rank(storage: str) -> list[bool]:
@@ -224,7 +224,7 @@ def test_replicas_with_rounded_moments_stay_equal_though_each_rank_has_its_seed(
 
 
 def refused() -> list[int]:
-    """How many hooks torch knows of in models that are left as they are, and in those with a hook of another kind."""
+    """Return the numbers of hooks of models that need none, and of models with another hook."""
     frozen = nn.Embedding(5, 2, sparse=True).requires_grad_(False)
     models = [nn.Embedding(5, 2), nn.Sequential(frozen, nn.Linear(2, 1))]
     without = [DistributedDataParallel(model) for model in models]

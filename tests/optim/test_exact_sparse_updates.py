@@ -84,7 +84,7 @@ def test_float64_agrees_with_the_dense_oracle(name: str, options: dict[str, Any]
     entry = optimizer.state_dict()["state"][0]
     if "exp_avg" in entry:
         aged = moments(optimizer)
-        for buffer in expected.state.keys() - {"max_exp_avg_sq"}:  # `for_torch` converts the maximum
+        for buffer in expected.state.keys() - {"max_exp_avg_sq"}:  # `for_torch` converts the maximum of AMSGrad
             np.testing.assert_allclose(aged[buffer], expected.state[buffer], rtol=0, atol=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_one_float32_step_from_the_same_state_agrees_to_rounding(name: str, engi
         ours.step()
     state = ours.state_dict()
     expected.data.copy_(exact.data)
-    theirs.load_state_dict(state)  # its first step has a dense gradient, before which all rows catch up
+    theirs.load_state_dict(state)  # the first step with the dense gradient brings all rows up to date
     set_grad(exact, ids, values)
     expected.grad = torch.from_numpy(dense(ids, values)).to(expected)
     ours.step()
@@ -180,7 +180,7 @@ def test_quantized_moments_age_alike_on_every_engine(name: str, storage: str, en
 
 @pytest.mark.parametrize(("storage", "share"), [("bfloat16", 2**-6), ("int8", 2**-3)])
 def test_quantized_moments_age_within_their_rounding(storage: str, share: float) -> None:
-    """One step after 500 missed ones: each moment is that of float32, up to a share of the largest of its row."""
+    """After 500 missed steps, moments equal those in float32 except for a share of the largest moment of the row."""
     aged, quantized = [], {"moments": storage}
     unquantized: dict[str, Any] = {}
     for o in (unquantized, quantized):
@@ -230,7 +230,7 @@ for cls, options, width, count in (
 
 @ON_ENGINES
 def test_changes_between_steps(engine: str) -> None:
-    """Other betas, dense gradients, lazy updates for a while and a checkpoint: all count from their step on."""
+    """New betas, dense gradients, lazy updates and a checkpoint in between take effect from their step on."""
     param, reference = table(engine=engine), table(engine=engine)
     ours = cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine])
     theirs = cadam.CAdam([reference], lr=0.03)
@@ -289,7 +289,7 @@ def test_a_resumed_run_is_identical(engine: str) -> None:
     ],
     ids=str,
 )
-def test_what_exact_updates_do_not_support(options: dict[str, Any], message: str) -> None:
+def test_options_that_exact_updates_do_not_support_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cadam.CAdam([table()], **{"sparse_updates": "exact", **options})
     param = table()
@@ -334,7 +334,7 @@ def test_rows_that_are_reset_begin_without_moments() -> None:
 @ON_ENGINES
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_updates_of_plain_tensors(storage: str, engine: str) -> None:
-    """Row updates have the result of the optimizer, also after other betas; later steps are refused."""
+    """Row updates have the result of the optimizer, also after betas change; updates of earlier steps are refused."""
     options = {"lr": 0.03, "moments": storage, **EXACT, **ENGINES[engine]}
     param, copied = table(torch.float32, engine=engine), table(torch.float32, engine=engine).detach()
     optimizer = cadam.CAdam([param], **options)

@@ -1,4 +1,4 @@
-"""The optimizer among the things it is used with: scalers, sharding, clipping, pickling, compiling, importing."""
+"""The optimizer together with gradient scalers, sharding, clipping, pickling, compilation and imports."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_grad_scaler_after_unscaling_and_clipping() -> None:
 @over_how
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_found_inf_and_grad_scale_by_hand(how: str, found: float) -> None:
-    """The attributes that a scaler sets on optimizers which unscale for themselves."""
+    """The attributes that a scaler sets on optimizers that unscale gradients themselves."""
     params = [torch.ones(3), torch.ones(4, 2)]
     same = [p.clone() for p in params]
     optimizer, reference = (cadam.CAdam(p, lr=0.1, weight_decay=0.1, **HOW[how]) for p in (params, same))
@@ -147,7 +147,7 @@ def test_gradients_are_left_as_they_were() -> None:
 
 
 def test_autocast_training() -> None:
-    """bfloat16 activations, float32 parameters; and the loss falls."""
+    """Activations are bfloat16, parameters float32, and the loss decreases."""
     model = net()
     optimizer = cadam.CAdam(model.parameters(), lr=0.05)
     losses = []
@@ -168,7 +168,7 @@ STEPS = 4
 
 
 def train_alone(cls: type[cadam.Optimizer], how: dict[str, Any]) -> list[Tensor]:
-    """Return the result of all processes together: each has half of the batch, and gradients are averaged."""
+    """Train in one process with whole batches. The processes of the other tests have half of a batch each."""
     model = net()
     optimizer = cls(model.parameters(), lr=0.1, weight_decay=0.01, **how)
     for step in range(STEPS):
@@ -187,7 +187,7 @@ def run_ddp(rank: int) -> None:
         for how in HOW.values():
             model = DistributedDataParallel(net(seed=rank))
             for mine, start in zip(model.parameters(), net().parameters(), strict=True):
-                assert torch.equal(mine, start)  # from rank 0
+                assert torch.equal(mine, start)  # DDP copies the weights of rank 0
             optimizer = cls(model.parameters(), lr=0.1, weight_decay=0.01, **how)
             for step in range(STEPS):
                 optimizer.zero_grad()
@@ -233,7 +233,7 @@ def run_fsdp(rank: int) -> None:
                 for name in ("exp_avg", "exp_avg_sq"):
                     mine, other = again.state[param][name], optimizer.state[param][name]
                     assert_identical(mine.to_local(), other.to_local())
-            own = cls(model.parameters(), **how)  # One engine for both, since engines round differently.
+            own = cls(model.parameters(), **how)  # the same engine for both, since engines round differently
             own.load_state_dict(optimizer.state_dict())
             for opt in (optimizer, own):
                 before = [p.to_local().detach().clone() for p in dtensors(model)]
@@ -247,16 +247,16 @@ def run_fsdp(rank: int) -> None:
                     stepped = after
             assert_identical(after, stepped)
             if cls is cadam.CAmsGrad:
-                spoilt = {
+                invalid = {
                     "state": {k: {n: unsharded(v) for n, v in s.items()} for k, s in own.state_dict()["state"].items()},
                     "param_groups": own.state_dict()["param_groups"],
                 }
                 with pytest.raises(ValueError, match=r"group 0, parameter 0: exp_avg is a Tensor, the parameter a"):
-                    own.load_state_dict(spoilt)
+                    own.load_state_dict(invalid)
 
 
 def dtensors(model: nn.Module) -> list[Any]:
-    """The parameters of a sharded model: DTensors, which their type does not tell."""
+    """Return the parameters of a sharded model, which are DTensors although their type hint does not say so."""
     return list(model.parameters())
 
 
@@ -284,7 +284,7 @@ def run_dtensor(rank: int) -> None:
                 optimizer = cadam.CAdam([param, other], lr=0.1, **how)
                 plans = []
                 for step, grad in enumerate(grads):
-                    if step == 2:  # as FSDP does when it shards again
+                    if step == 2:  # FSDP also replaces the local tensor when it shards again
                         param._local_tensor = param._local_tensor.clone()
                     param.grad = distribute_tensor(grad, mesh, [grad_placement])
                     other.grad = torch.ones(3)
@@ -295,7 +295,7 @@ def run_dtensor(rank: int) -> None:
 
 
 def run_sparse_ddp(rank: int) -> None:
-    """A table with sparse gradients, gathered from the processes, beside a dense layer."""
+    """A table with sparse gradients, which are gathered from the processes, and a dense layer."""
     torch.manual_seed(0)
     table, layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
     model = DistributedDataParallel(nn.Sequential(table, layer))
@@ -319,7 +319,7 @@ def run_sparse_ddp(rank: int) -> None:
 
 
 def run_sparse_beside_fsdp(rank: int) -> None:
-    """FSDP2 cannot reduce sparse gradients: a table stays out of it, replicated by DDP, under the same optimizer."""
+    """FSDP2 cannot reduce sparse gradients, so DDP replicates the table, and both have the same optimizer."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -349,7 +349,7 @@ def run_sparse_beside_fsdp(rank: int) -> None:
     weight, _ = dtensors(layer)
     assert_close(weight.full_tensor().detach(), alone.get_parameter("1.weight").detach())
 
-    # A gradient that gets past FSDP is refused by the optimizer, which says what to use.
+    # The optimizer refuses a sparse gradient that FSDP did not notice, and says what to use.
     sharded = distribute_tensor(torch.zeros(4, 2), init_device_mesh("cpu", (WORLD,)), [Shard(0)])
     assert isinstance(sharded, DTensor)
     sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2))
@@ -358,7 +358,7 @@ def run_sparse_beside_fsdp(rank: int) -> None:
 
 
 def run_zero(rank: int) -> None:
-    """torch's ZeroRedundancyOptimizer: every process has the state of its share of the parameters."""
+    """With ZeroRedundancyOptimizer of torch, every process has the state of its share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DistributedDataParallel(net())
@@ -383,7 +383,7 @@ if hasattr(torch.cpu.Stream, "record_event"):  # fully_shard needs it, and the C
 
 
 def worker(rank: int, folder: str) -> None:
-    """Run all jobs, the next one also after a failure, and leave what went wrong in a file."""
+    """Run all jobs, even after one has failed, and write the errors to a file."""
     torch.set_num_threads(1)
     address, timeout = f"file://{folder}/rendezvous", timedelta(seconds=60)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD, init_method=address, timeout=timeout)
@@ -417,7 +417,7 @@ def test_processes_together_equal_one_alone(tmp_path: Path) -> None:
 
 @over_how
 def test_parameters_on_several_devices(how: str) -> None:
-    """Each is updated where it is: here a real one beside one on the meta device, which has no values."""
+    """One parameter is on the CPU, the other on the meta device, which stores no values."""
     real, meta = torch.ones(3), torch.ones(4, 2, device="meta")
     optimizer = cadam.CAdam([real, meta], lr=0.1, **HOW[how])
     for _ in range(2):
@@ -556,8 +556,8 @@ def test_clipping_dense_gradients_is_torchs(norm_type: float, max_norm: Any, for
 
 @over_norms
 @pytest.mark.parametrize("max_norm", [0.5, 1e6], ids=str)
-def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: float, max_norm: float) -> None:
-    """Duplicates summed; two hybrid ones, one whose every dimension is sparse, and an empty one."""
+def test_clipping_sums_duplicates_of_sparse_gradients(norm_type: float, max_norm: float) -> None:
+    """The gradients, with duplicates, are two hybrid tensors, a fully sparse one, and an empty one."""
     torch.manual_seed(0)
     hybrid, other = sparse([4, 1, 4], torch.randn(3, 2), (6, 2)), sparse([1, 5, 2], torch.randn(3, 2), (6, 2))
     full = torch.sparse_coo_tensor(torch.tensor([[0, 2, 2], [1, 1, 1]]), torch.randn(3), (3, 3), check_invariants=True)
@@ -572,7 +572,7 @@ def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: floa
 
 @pytest.mark.parametrize("rows", [7, 1000], ids=["short", "long"])
 def test_sums_for_clipping_on_cuda(rows: int) -> None:
-    """As CUDA computes them: right, and nowhere waiting for values, which tensors without data would not have."""
+    """The sums are correct, and computed without reading values, which tensors on the meta device lack."""
     torch.manual_seed(0)
     ids, values = torch.randint(rows, (60,)), torch.randn(60, 3)
     sums = clip_grad._sum_without_waiting(ids, values, rows)
@@ -594,14 +594,14 @@ def test_clipping_takes_a_single_tensor_and_a_module() -> None:
 
 @over_norms
 def test_clipping_without_gradients(norm_type: float) -> None:
-    """Or with empty ones, of which torch's cannot take the infinity norm."""
+    """There may be no gradients, or empty ones, for which torch's clip_grad_norm_ raises with the infinity norm."""
     for params in ([], [torch.zeros(3)], with_grads(torch.empty(0, 2)), with_grads(torch.zeros(0, 2).to_sparse(1))):
         assert cadam.clip_grad_norm_(params, 1.0, norm_type).item() == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_clipping_refuses_what_is_not_finite_when_asked(bad: float, layout: str) -> None:
+def test_clipping_can_refuse_norms_that_are_not_finite(bad: float, layout: str) -> None:
     grad = torch.tensor([1.0, bad])
     params = with_grads(torch.ones(2), grad if layout == "dense" else grad.to_sparse())
     with pytest.raises(RuntimeError, match="non-finite"):
@@ -611,7 +611,7 @@ def test_clipping_refuses_what_is_not_finite_when_asked(bad: float, layout: str)
 
 
 def test_clipping_then_stepping_over_dense_and_sparse() -> None:
-    """An embedding model: clipped and stepped with sparse gradients, the touched rows move as with dense ones."""
+    """With sparse gradients, clipping and a step move the touched rows of an embedding as with dense gradients."""
     torch.manual_seed(0)
     table, copy = nn.Embedding(8, 3, sparse=True), nn.Embedding(8, 3)
     copy.load_state_dict(table.state_dict())
@@ -633,7 +633,7 @@ def test_clipping_then_stepping_over_dense_and_sparse() -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo:UserWarning")
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False, "lr": torch.tensor(0.1)}], ids=str)
 def test_a_compiled_step_is_compiled_once(options: dict[str, Any]) -> None:
-    """Later steps count on and take other gradients, and a learning rate in a tensor, without compiling again."""
+    """Later steps with other counts, gradients and learning rates in a tensor do not compile again."""
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
@@ -653,7 +653,7 @@ def test_a_compiled_step_is_compiled_once(options: dict[str, Any]) -> None:
             reference.param_groups[0]["lr"] *= 0.5
         frames.append(counter.frame_count)
     assert frames[1:] == frames[1:2] * 3
-    assert frames[0] >= 1 or "foreach" not in options  # kernels of our own need no compiling
+    assert frames[0] >= 1 or "foreach" not in options  # compiled kernels of cadam are not traced
     assert_close(values(model), values(other))
     torch._dynamo.reset()
 
@@ -662,7 +662,7 @@ def test_a_compiled_step_is_compiled_once(options: dict[str, Any]) -> None:
 
 
 def test_import_brings_in_nothing_heavy() -> None:
-    """Beyond what torch itself imports."""
+    """The import adds only modules that importing torch does not load."""
     code = "import torch, sys; before = set(sys.modules); import cadam; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     added = {name.split(".")[0] for name in done.stdout.split()}

@@ -19,17 +19,17 @@ from tests.optim.oracle import Oracle
 STEPS = 30
 LR, WEIGHT_DECAY = 0.03, 0.1
 
-# Rounding, relative to the largest element of a tensor. float64: a few units in the last place a step, over 30 steps.
-# float32: a unit is 6e-8, a parameter is rounded once a step and carries the rounding of its moments on; 30 steps stay
-# within 2e-6. That holds only while both precisions take the same decisions, see `CLEAR`.
+# The tolerance relative to the largest element of a tensor. In float64, each of the 30 steps adds a few units in the
+# last place. In float32, a unit is 6e-8; parameters and moments are rounded once per step, and 30 steps differ by at
+# most 2e-6 if both precisions make the same decisions, see `CLEAR`.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 3e-6}
 
-# Near a tie (momentum almost zero, or Yogi's v almost g^2) float32 may decide otherwise than float64, rightly, and the
-# two part for good. So the float32 runs use data where the oracle saw no decision closer to a tie than this, relative
-# to the gradients; float32 errs by some 1e-7 there. Gradients and their sums are exact in both precisions.
+# Near a tie (momentum almost zero, or Yogi's v almost g^2), rounding to float32 may change a decision, after which the
+# results differ for good. The float32 runs use data for which no decision of the oracle is closer to a tie than this,
+# relative to the gradients; the error of float32 is about 1e-7. Gradients and their sums are exact in both.
 CLEAR = 1e-5
 
-# Values other than the defaults, so that the place of each option in the formula matters.
+# Values other than the defaults, so that every option has an effect on the result.
 UNUSUAL: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 0.01, "initial_accumulator": 0.1, "momentum": 0.7}
 SGDM_FORMS = (
     {"dampening": 0.0},
@@ -40,7 +40,7 @@ SGDM_FORMS = (
 
 
 def variants(cls: type[cadam.Optimizer]) -> Iterator[dict[str, Any]]:
-    """The settings of the rule's own options to try: defaults, unusual values, and every switch it has."""
+    """Yield settings of the rule's own options: defaults, unusual values, and each of its switches."""
     rule = cls.rule
     unusual = {name: value for name, value in UNUSUAL.items() if name in rule.defaults}
     yield {}
@@ -72,19 +72,19 @@ def decaying(cls: type[cadam.Optimizer], decay: str) -> dict[str, Any]:
 
 
 def grads(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Sixteenths in [-1, 1], one in ten zero: exact in every precision, and so are their sums."""
+    """Return multiples of 1/16 in [-1, 1], a tenth of them zero. They and their sums are exact in every precision."""
     return rng.integers(-16, 17, shape) / 16 * (rng.random(shape) > 0.1)
 
 
 def plan_dense(seed: int) -> tuple[list[np.ndarray], list[list[Any]]]:
-    """Two parameters and their gradients; the second one has none at every fifth step, so the step counts part."""
+    """Return two parameters and their gradients. The second has none at every fifth step, so step counts differ."""
     rng = np.random.default_rng(seed)
     starts = [rng.standard_normal((2, 5)).astype(np.float32), rng.standard_normal(()).astype(np.float32)]
     return starts, [[grads(rng, (2, 5)), grads(rng, ()) if t % 5 != 2 else None] for t in range(STEPS)]
 
 
 def plan_rows(seed: int) -> tuple[list[np.ndarray], list[list[Any]]]:
-    """A table and, at each step, some of its rows with repetition; none at all once, and the last row never."""
+    """Return a table and some of its rows with duplicates for each step: once none, and never the last row."""
     rng = np.random.default_rng(seed)
     start = rng.standard_normal((7, 2)).astype(np.float32)
     steps = []
@@ -120,7 +120,7 @@ def run(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], steps: lis
 
 
 def assert_agree(optimizer: Any, params: list[torch.Tensor], oracles: list[Oracle], tolerance: float) -> None:
-    """Parameters, buffers, step counts and alignment counters are those of the oracles."""
+    """Parameters, buffers, step counts and alignment counters equal those of the oracles."""
     ratios = optimizer.alignment().parameters.values()
     for param, one, ratio in zip(params, oracles, ratios, strict=True):
         state = buffers(optimizer, param)
@@ -158,7 +158,7 @@ def assert_agrees(
 @pytest.mark.parametrize(("engine", "layout"), served())
 @pytest.mark.parametrize(("name", "options", "decay"), CASES)
 def test_agrees_with_the_oracle(name: str, options: dict[str, Any], decay: str, engine: str, layout: str) -> None:
-    """In float64; on engines that keep their scalars as numbers also in float32."""
+    """All engines run in float64. Engines that keep scalars as plain numbers also run in float32."""
     dtypes = [torch.float64, torch.float32] if engine in PLAIN_ENGINES else [torch.float64]
     assert_agrees(name, options, decay, engine, layout, maximize=False, dtypes=dtypes)
 
@@ -174,7 +174,7 @@ def test_agrees_with_the_oracle_uphill(
 @pytest.mark.parametrize("engine", [engine for engine, _ in served((ROWS,), plain=True)])
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_parameter_may_change_between_dense_and_sparse_gradients(name: str, engine: str) -> None:
-    """Rows, single elements and whole tables, in any order and beside a dense parameter, by one step count."""
+    """Gradients are rows, single elements or whole tables in any order; each counts as one step."""
     cls, rng = FAMILY[name], np.random.default_rng(3)
     starts = [rng.standard_normal((5, 3)).astype(np.float32), rng.standard_normal(4).astype(np.float32)]
     steps: list[list[Any]] = []
@@ -215,7 +215,7 @@ def test_options_may_change_between_steps(name: str, engine: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_differentiable_agrees_with_the_oracle(name: str) -> None:
-    """Autograd can look through it, and it computes the same."""
+    """Autograd can differentiate the step, and the result is the same."""
     cls, (starts, steps) = FAMILY[name], plan_dense(0)
     oracles = [oracle_of(cls, start, lr=LR) for start in starts]
     follow(oracles, steps)
@@ -226,7 +226,7 @@ def test_differentiable_agrees_with_the_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize(("engine", "layout"), served())
-def test_the_engine_asked_for_is_the_one_that_runs(engine: str, layout: str) -> None:
+def test_the_requested_engine_runs(engine: str, layout: str) -> None:
     starts, steps = PLANS[layout](0)
     params = [parameter(start) for start in starts]
     optimizer = FAMILY["CAdam"](params, **ENGINES[engine].options)
@@ -256,7 +256,7 @@ def test_every_rule_is_in_the_catalogue_with_and_without_confidence() -> None:
 
 
 def test_decay_by_default() -> None:
-    """Only the two named for it decay by default; the kind is L2 but where the name or the rule says otherwise."""
+    """Only AdamW and CAdamW decay by default. Decay is L2 unless the name or the rule says otherwise."""
     groups = {name: cls([parameter(0.0)]).param_groups[0] for name, cls in FAMILY.items()}
     assert {name: group["weight_decay"] for name, group in groups.items() if group["weight_decay"]} == {
         "AdamW": 1e-2,

@@ -1,4 +1,4 @@
-"""Facts that hold for all gradients. Examples are drawn by hypothesis, always the same ones."""
+"""Properties that hold for all gradients. Hypothesis draws examples, the same ones in every run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.optim.family import CONFIDENT, FAMILY, PAIRS, buffers, gradient, para
 from tests.optim.oracle import Oracle
 
 Examples = Callable[[Callable[..., Any]], Callable[..., Any]]
-# Sixteenths, zero among them: exact in float16 and bfloat16, and their halves and sums too.
+# Multiples of 1/16, including zero: exact in float16 and bfloat16, as are their halves and sums.
 SIXTEENTHS = st.integers(-32, 32).map(lambda n: n / 16)
 NON_ZERO = st.integers(1, 32).map(lambda n: n / 16) | st.integers(-32, -1).map(lambda n: n / 16)
 SIZES = {"lr": 0.1, "weight_decay": 0.1}
@@ -39,18 +39,18 @@ def examples(n: int) -> Examples:
 def histories(
     elements: st.SearchStrategy[float] = SIXTEENTHS, min_steps: int = 1, max_width: int = 5
 ) -> st.SearchStrategy[np.ndarray]:
-    """Gradients of some steps for some elements, as an array (steps, elements)."""
+    """Draw gradients of some steps for some elements, as an array (steps, elements)."""
     shapes = st.tuples(st.integers(min_steps, 6), st.integers(1, max_width))
     return shapes.flatmap(lambda shape: npst.arrays(np.float64, shape, elements=elements, fill=st.nothing()))
 
 
 def start(n: int) -> np.ndarray:
-    """Where n elements start: no two alike, none of them zero."""
+    """Return different nonzero first values of n elements."""
     return np.linspace(-1.0, 1.3, n) if n > 1 else np.array([0.7])
 
 
 def each(engines: list[tuple[str, str]] = PLAIN) -> Iterator[tuple[str, str]]:
-    """The engines and layouts, one after the other; a failure says which."""
+    """Yield the engines and layouts. A failure names the engine and the layout."""
     for engine, layout in engines:
         note(f"{engine}, {layout}")
         yield engine, layout
@@ -69,7 +69,7 @@ def run(optimizer: cadam.Optimizer, param: Tensor, grads: Any, layout: str = DEN
 
 
 def assert_same(a: tuple[cadam.Optimizer, Tensor], b: tuple[cadam.Optimizer, Tensor]) -> None:
-    """Parameter and buffers are the same bit for bit."""
+    """Assert that parameter and buffers are equal bit for bit."""
     assert same_bits(a[1], b[1]), (a[1], b[1])
     mine, others = buffers(*a), buffers(*b)
     assert set(mine) == set(others)
@@ -84,7 +84,7 @@ def assert_same(a: tuple[cadam.Optimizer, Tensor], b: tuple[cadam.Optimizer, Ten
 @examples(8)
 @given(grads=histories(), data=st.data())
 def test_an_element_does_not_depend_on_others(name: str, grads: np.ndarray, data: st.DataObject) -> None:
-    """Alone it takes the same steps, bit for bit. (With a mask rescaled by its sum it would not.)"""
+    """An element alone takes the same steps, bit for bit. A mask that is rescaled by its mean would break this."""
     width = grads.shape[1]
     at = data.draw(st.integers(0, width - 1))
     for engine, layout in each():
@@ -101,7 +101,7 @@ def test_an_element_does_not_depend_on_others(name: str, grads: np.ndarray, data
 @examples(5)
 @given(grads=histories(max_width=40), data=st.data())
 def test_splitting_a_tensor_changes_nothing(name: str, grads: np.ndarray, data: st.DataObject) -> None:
-    """One parameter, or the same elements as several (empty ones among them): the same bits."""
+    """Several parameters, some of them empty, get the same bits as one parameter with all elements."""
     width = grads.shape[1]
     cuts = sorted(data.draw(st.lists(st.integers(0, width), max_size=3)))
     for engine, _ in each(DENSE_PLAIN):
@@ -122,7 +122,7 @@ def test_splitting_a_tensor_changes_nothing(name: str, grads: np.ndarray, data: 
 @pytest.mark.parametrize(("engine", "layout"), PLAIN)
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: str, layout: str) -> None:
-    """Each part has its own moments and mask: the bits are those of a real parameter twice as large."""
+    """Each part has its own moments and mask, like a real parameter with twice as many elements."""
     rng = np.random.default_rng(5)
     parts = parameter(rng.standard_normal((4, 2, 2)), torch.float32)
     whole = torch.nn.Parameter(torch.view_as_complex(parts.detach().clone()))
@@ -138,7 +138,7 @@ def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: 
 
 
 @pytest.mark.parametrize(("engine", "layout"), PLAIN)
-def test_a_gradient_yet_to_be_conjugated_is_what_it_will_be(engine: str, layout: str) -> None:
+def test_a_lazily_conjugated_gradient_equals_the_conjugate(engine: str, layout: str) -> None:
     grad = torch.tensor([1 + 2j, 3 - 4j])
     params = [torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)) for _ in range(2)]
     for param, each in zip(params, (grad.conj(), grad.conj().resolve_conj()), strict=True):
@@ -165,8 +165,8 @@ def assert_equals_the_plain_rule(name: str, grads: np.ndarray, **options: Any) -
             run(*runs[-1], grads, layout)
         if engine != "foreach":
             assert_same(*runs)
-        elif "AdaBelief" not in name:  # Its steps are so large that they hide small differences.
-            # Without a mask, one of its operations adds and divides at once, and rounds once less.
+        elif "AdaBelief" not in name:  # AdaBelief takes so large steps that they hide small differences
+            # Without a mask, one operation multiplies and adds with a single rounding.
             torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-6, atol=1e-7)
 
 
@@ -189,7 +189,7 @@ def test_equals_the_plain_rule_without_momentum(name: str, grads: np.ndarray) ->
 @examples(5)
 @given(grads=histories(SIXTEENTHS | st.just(0.0)))
 def test_a_zero_gradient_moves_nothing(name: str, grads: np.ndarray) -> None:
-    """At any step, the first included, whatever the momentum; with eps = 0 the held step is 0/0."""
+    """At every step, whatever the momentum. With eps = 0 the masked step is 0/0."""
     cls = CONFIDENT[name]
     for options in ({}, {"eps": 0.0}) if "eps" in cls.rule.defaults else ({},):
         for engine, layout in each():
@@ -207,7 +207,7 @@ def test_a_zero_gradient_moves_nothing(name: str, grads: np.ndarray) -> None:
 @examples(6)
 @given(grads=histories())
 def test_the_alignment_counters_are_exact(name: str, grads: np.ndarray) -> None:
-    """Elements that agree, were touched and were there; counted from the oracle's moments."""
+    """The counters of aligned, touched and seen elements equal those from the oracle's moments."""
     cls = FAMILY[name]
     fixed = {k: v for k, v in cls.fixed.items() if k != "decoupled_weight_decay"}
     for engine, layout in each():
@@ -243,8 +243,8 @@ def test_minimising_is_maximising_the_negative(name: str, grads: np.ndarray) -> 
 @pytest.mark.parametrize("name", FAMILY)
 @examples(4)
 @given(grads=histories())
-def test_a_gradient_scale_is_taken_out(name: str, grads: np.ndarray) -> None:
-    """Gradients scaled by a power of two, with that `grad_scale` set as a GradScaler does: the same bits."""
+def test_gradients_are_divided_by_the_gradient_scale(name: str, grads: np.ndarray) -> None:
+    """Scaling gradients and `grad_scale` by a power of two, as GradScaler does, gives the same bits."""
     for engine, layout in each():
         runs = []
         for scale in (1.0, 1024.0):
@@ -273,7 +273,7 @@ def through_a_file(state_dict: dict[str, Any]) -> dict[str, Any]:
 def test_saving_and_loading_changes_nothing(
     name: str, dtype: torch.dtype, grads: np.ndarray, data: st.DataObject
 ) -> None:
-    """Stopped after any step, saved, and gone on with in a fresh optimizer: the same bits."""
+    """A run that stops after any step and resumes with a new optimizer has the same bits."""
     stop = data.draw(st.integers(0, len(grads)))
     for engine, layout in each():
         param = parameter(start(grads.shape[1]), dtype)
@@ -283,7 +283,7 @@ def test_saving_and_loading_changes_nothing(
         run(optimizer, param, grads[stop:], layout)
 
         resumed = torch.nn.Parameter(saved["param"])
-        # Another learning rate and decay: those of the checkpoint count.
+        # Learning rate and decay differ, and are replaced by those of the checkpoint.
         fresh = make(FAMILY[name], [resumed], engine, lr=0.5, weight_decay=0.3)
         fresh.load_state_dict(saved["optimizer"])
         run(fresh, resumed, grads[stop:], layout)
@@ -316,11 +316,11 @@ def test_a_broken_gradient_shows(name: str, engine: str, layout: str) -> None:
 @examples(6)
 @given(steps=st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=3))
 def test_rows_not_in_the_gradient_are_untouched(name: str, steps: list[list[int]]) -> None:
-    """Parameter and buffers keep their bits there, whatever their momentum and the decay."""
+    """The bits of such rows and their buffers stay the same, whatever their momentum and the weight decay."""
     for engine, _ in each(served((ROWS,))):
         param = parameter(np.linspace(-1, 1, 12).reshape(6, 2), torch.float32)
         optimizer = make(FAMILY[name], [param], engine, **SIZES)
-        run(optimizer, param, [np.ones((6, 2))], ROWS)  # every row has a history
+        run(optimizer, param, [np.ones((6, 2))], ROWS)  # gives every row a momentum
         for ids in steps:
             before = {"param": param.detach().clone(), **{k: v.clone() for k, v in buffers(optimizer, param).items()}}
             param.grad = sparse([(i,) for i in ids], np.full((len(ids), 2), 0.75), param)

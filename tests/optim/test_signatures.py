@@ -1,4 +1,4 @@
-"""The constructors as programs see them: type hints, every option by its name with its default, and docstrings."""
+"""The constructors as tools see them: type hints, every option with its name and default, and docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse updates of plain tensors: they equal those of the optimizer class, and refuse the same input."""
+"""Sparse updates of plain tensors equal those of the optimizer classes, and refuse the same input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_row_updates_take_the_defaults_of_the_class() -> None:
         (cadam.CAdam, {"learning_rate": 1.0}, TypeError, "did you mean 'lr'"),
     ],
 )
-def test_row_updates_refuse_what_the_optimizer_refuses(
+def test_row_updates_refuse_the_input_that_the_optimizer_refuses(
     optimizer: type[cadam.Optimizer], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     table = torch.ones(4, 2)

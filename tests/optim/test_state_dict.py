@@ -1,4 +1,4 @@
-"""State dicts are exchanged with torch's optimizers and among those of cadam; one that does not fit changes nothing."""
+"""State dicts are exchanged with the optimizers of torch and between those of cadam. Invalid ones change nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parameters(dtype: torch.dtype = torch.float64) -> list[Parameter]:
 
 
 def gradients(steps: int, growing: bool = False, seed: int = 1) -> Grads:
-    """Random, or ever larger: then the second moment is its own maximum, corrected or not."""
+    """Return random gradients, or growing ones, with which the maximum of the second moment is its newest value."""
     generator = torch.Generator().manual_seed(seed)
     return [
         [
@@ -62,7 +62,7 @@ def values(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def snapshot(optimizer: cadam.Optimizer) -> Any:
-    """All of it: parameters, state (with which tensor is which), groups, defaults and counters."""
+    """Return parameters, the state with the identity of its tensors, groups, defaults and counters."""
     return (
         values(optimizer),
         {id(p): {name: (id(v), copied(v)) for name, v in s.items()} for p, s in optimizer.state.items()},
@@ -94,7 +94,7 @@ over_equals = pytest.mark.parametrize("name", EQUALS)
 @pytest.mark.parametrize("switch_after", [1, 2, 7])
 @over_equals
 def test_training_continues_from_a_torch_checkpoint(name: str, switch_after: int) -> None:
-    """The run continues as if it had not been switched; all options come from the checkpoint."""
+    """The run continues as without the switch, with all options of the checkpoint."""
     theirs, ours = EQUALS[name]
     sparse = name == "SparseAdam"
     grads = gradients(12)
@@ -114,12 +114,12 @@ def test_training_continues_in_torch(name: str, switch_after: int) -> None:
     grads = gradients(12)
     stayed = train(theirs(parameters()), grads, sparse)
     start = ours(parameters())
-    start.load_state_dict(theirs(parameters()).state_dict())  # the options
+    start.load_state_dict(theirs(parameters()).state_dict())  # brings the options
     train(start, grads[:switch_after], sparse)
     after = theirs([Parameter(p) for p in values(start)])
     after.load_state_dict(start.state_dict())
     train(after, grads[switch_after:], sparse)
-    # SparseAdam computes with the step count as it finds it: with a float32 tensor, in float32.
+    # SparseAdam computes in float32 if its step count is a float32 tensor.
     tolerance = 1e-6 if sparse else 1e-12
     assert_close(values(after), values(stayed), rtol=tolerance, atol=1e-15)
 
@@ -137,7 +137,7 @@ def test_step_count_is_exact(name: str) -> None:
 
 
 def test_a_large_step_count_is_exact() -> None:
-    """float32 counts to 2^24."""
+    """float32 represents integers up to 2^24 exactly."""
     before = train(torch.optim.Adam(parameters()), gradients(1)).state_dict()
     for state in before["state"].values():
         state["step"] = torch.tensor(16_777_214.0)
@@ -148,7 +148,7 @@ def test_a_large_step_count_is_exact() -> None:
 
 
 def test_the_moving_average_continues_in_torch() -> None:
-    """SGDM as the paper has it is SGD with dampening = momentum, once it has begun."""
+    """After its first step, SGDM of the paper equals SGD with dampening = momentum."""
     grads = gradients(8)
     stayed = train(cadam.SGDM(parameters(), lr=0.1), grads)
     start = train(cadam.SGDM(parameters(), lr=0.1), grads[:3])
@@ -185,7 +185,7 @@ def test_amsgrad_continues_where_the_two_definitions_agree(direction: str) -> No
 
 
 def test_amsgrad_maximum_is_corrected_once() -> None:
-    """torch keeps the maximum of v, we of v / (1 - beta2^t); there and back it is the same again."""
+    """torch stores the maximum of v, cadam the maximum of v / (1 - beta2^t). Converted twice, it is the same again."""
     before = train(torch.optim.Adam(parameters(), amsgrad=True, betas=(0.9, 0.95)), gradients(6))
     saved = before.state_dict()
     raw = [state["max_exp_avg_sq"].clone() for state in saved["state"].values()]
@@ -200,7 +200,7 @@ def test_amsgrad_maximum_is_corrected_once() -> None:
 
 
 def test_amsgrad_maximum_of_step_zero_is_zero() -> None:
-    """An optimizer that skipped its only step on overflow has a state and has counted no step."""
+    """An optimizer whose only step was skipped because of an overflow has a state with a step count of zero."""
     saved = train(torch.optim.Adam(parameters(), amsgrad=True), gradients(1)).state_dict()
     for state in saved["state"].values():
         for value in state.values():
@@ -210,7 +210,7 @@ def test_amsgrad_maximum_of_step_zero_is_zero() -> None:
     assert all(state["max_exp_avg_sq"].eq(0).all() for state in ours.state.values())
 
 
-def test_for_torch_leaves_what_it_is_given_and_writes_torchs_options() -> None:
+def test_for_torch_does_not_change_its_argument_and_writes_the_options_of_torch() -> None:
     ours = train(cadam.CAmsGrad(parameters()), gradients(2))
     saved = ours.state_dict()
     before = copied(saved)
@@ -237,7 +237,7 @@ def test_loading_never_switches_confidence_off(source: Make) -> None:
 
 
 def test_confident_and_plain_load_each_other() -> None:
-    """The state is the same; only what moves differs."""
+    """The state is the same; only the mask differs."""
     saved = train(cadam.CAdam(parameters(), lr=0.1), gradients(3)).state_dict()
     plain = cadam.Adam(parameters())
     plain.load_state_dict(saved)
@@ -246,7 +246,7 @@ def test_confident_and_plain_load_each_other() -> None:
 
 @pytest.mark.parametrize("cls", [cadam.CAmsGrad, cadam.AmsGrad])
 def test_amsgrad_stays_on(cls: type[cadam.Optimizer]) -> None:
-    """The maximum starts with the first step after loading."""
+    """The maximum is taken from the first step after loading on."""
     ours = cls(parameters())
     ours.load_state_dict(train(torch.optim.Adam(parameters()), gradients(3)).state_dict())
     assert ours.param_groups[0]["amsgrad"] is True
@@ -262,7 +262,7 @@ def test_decoupled_decay_stays_decoupled(cls: type[cadam.Optimizer]) -> None:
     assert (group["decoupled_weight_decay"], group["weight_decay"]) == (True, 0.1)
 
 
-def test_options_of_what_is_computed_come_from_the_state_dict() -> None:
+def test_options_of_the_computation_come_from_the_state_dict() -> None:
     given: dict[str, Any] = {
         "lr": 0.3,
         "betas": (0.5, 0.6),
@@ -298,7 +298,7 @@ def test_how_it_runs_stays(mine: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def test_missing_options_keep_their_values() -> None:
-    """An old state dict, with hardly any options and a step count that is a number."""
+    """Old state dicts lack most options, and their step count is a number."""
     state_dict = train(torch.optim.Adam(parameters(), lr=0.2), gradients(2)).state_dict()
     for group in state_dict["param_groups"]:
         for name in set(group) - {"params", "lr"}:
@@ -342,7 +342,7 @@ def test_parameters_without_state_start_from_zero() -> None:
 
 
 def test_groups_and_order_are_matched_by_position() -> None:
-    """Groups may be split as the state dict has them; its own keys may be any."""
+    """Groups may be split as in the state dict, with any keys of the user."""
     params = parameters()
     ours = cadam.CAdam([{"params": params[:1]}, {"params": params[1:]}])
     train(ours, gradients(2))
@@ -360,7 +360,7 @@ def test_groups_and_order_are_matched_by_position() -> None:
 
 
 def broken(how: str) -> Any:
-    """A good state dict of two groups, [(4, 3)] and [(5,), ()], spoilt in one way."""
+    """Return a valid state dict of two groups, [(4, 3)] and [(5,), ()], with one defect."""
     params = parameters()
     good = train(torch.optim.Adam([{"params": params[:1]}, {"params": params[1:]}], amsgrad=True), gradients(2))
     d = deepcopy(good.state_dict())
@@ -447,17 +447,17 @@ def test_state_dicts_that_do_not_fit_are_refused_whole(cls: type[cadam.Optimizer
         ]
     )
     train(ours, gradients(3, seed=2))
-    before, spoilt = snapshot(ours), broken(how)
-    given = copied(spoilt)
+    before, invalid = snapshot(ours), broken(how)
+    given = copied(invalid)
     with pytest.raises(ValueError, match=REFUSED[how]):
-        ours.load_state_dict(spoilt)
+        ours.load_state_dict(invalid)
     assert_identical(snapshot(ours), before)
-    assert_identical(spoilt, given)
+    assert_identical(invalid, given)
     train(ours, gradients(1))
 
 
 @pytest.mark.parametrize("nonsense", [None, 5, [1, 2], "state", {"model": {}}], ids=str)
-def test_what_is_no_state_dict_is_refused(nonsense: Any) -> None:
+def test_invalid_state_dicts_are_refused(nonsense: Any) -> None:
     ours = train(cadam.CAdam(parameters()), gradients(1))
     before = snapshot(ours)
     with pytest.raises((TypeError, ValueError), match="state dict"):
@@ -531,14 +531,14 @@ def test_named_parameters_find_their_state_in_any_order() -> None:
         for param in (first, second):
             assert torch.equal(ours.state[param]["exp_avg"], source.state[param]["exp_avg"])
         assert ours.param_groups[0]["param_names"] == ["second", "first"]
-        renamed = cadam.CAdam([("a", second), ("b", first)])  # other names: by place, as in torch
+        renamed = cadam.CAdam([("a", second), ("b", first)])  # other names are matched by position, as in torch
         renamed.load_state_dict(source.state_dict())
         assert torch.equal(renamed.state[second]["exp_avg"], source.state[first]["exp_avg"])
         assert renamed.param_groups[0]["param_names"] == ["a", "b"]
 
 
 def test_parameters_of_the_same_name_keep_their_state() -> None:
-    """Two layers in one group, each with a weight and a bias: the first weight is the first weight again."""
+    """Two layers have parameters of the same names in one group, and each gets its own state back."""
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     named = [*first.named_parameters(), *second.named_parameters()]
     for number, (_, param) in enumerate(named):
@@ -592,7 +592,7 @@ def storages(value: Any) -> set[int]:
 
 
 def test_loading_makes_copies() -> None:
-    """Two optimizers that load the same state dict, and the one it came from, go their own ways."""
+    """Two optimizers that load the same state dict share no tensor with each other or with the source."""
     make = partial(cadam.CAmsGrad, lr=torch.tensor(0.1), betas=(torch.tensor(0.9), torch.tensor(0.99)))
     source = train(make(parameters()), gradients(3))
     saved = source.state_dict()
@@ -600,7 +600,7 @@ def test_loading_makes_copies() -> None:
     first.load_state_dict(saved)
     second.load_state_dict(saved)
     held = [storages([list(o.state.values()), o.param_groups]) for o in (source, first, second)]
-    assert len(held[0]) == 15  # four for each of three parameters, lr and betas
+    assert len(held[0]) == 15  # four tensors for each of three parameters, lr and betas
     assert len(held[0] | held[1] | held[2]) == 45
     kept = copied(second.state_dict())
     train(first, gradients(2, seed=5))
@@ -669,7 +669,7 @@ def test_saving_to_a_file_changes_nothing(cls: type[cadam.Optimizer], after: int
     assert_identical(resumed.state_dict(), stayed.state_dict())
 
 
-def test_a_loaded_state_lies_as_the_parameter_does() -> None:
+def test_a_loaded_state_has_the_memory_layout_of_the_parameter() -> None:
     p = Parameter(torch.ones(2, 3, 4, 4))
     other = torch.optim.Adam([p])
     p.grad = torch.ones_like(p)
@@ -692,7 +692,7 @@ DISTRIBUTED: dict[str, tuple[type[torch.optim.Optimizer], type[cadam.Optimizer],
 
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_a_distributed_checkpoint_of_torch_is_loaded_by_torchs_own_keys(name: str, tmp_path: Path) -> None:
-    """It is read into a state dict that must have the keys of the one that was saved: `for_torch` has them."""
+    """A checkpoint is loaded into a state dict with the keys of the saved one, which `for_torch` provides."""
     torchs: Any
     torchs, ours, given = DISTRIBUTED[name]
     model = torch.nn.Linear(3, 2)
@@ -704,7 +704,7 @@ def test_a_distributed_checkpoint_of_torch_is_loaded_by_torchs_own_keys(name: st
     dcp.state_dict_saver.save({"optimizer": get_optimizer_state_dict(model, old)}, checkpoint_id=tmp_path)
 
     optimizer = ours(model.parameters(), **given)
-    optimizer.zero_grad()  # torch makes the state to read into only where there are no gradients
+    optimizer.zero_grad()  # torch creates the state to load into only if there are no gradients
     saved = {"optimizer": cadam.for_torch(get_optimizer_state_dict(model, optimizer))}
     dcp.state_dict_loader.load(saved, checkpoint_id=tmp_path)
     set_optimizer_state_dict(model, optimizer, saved["optimizer"])

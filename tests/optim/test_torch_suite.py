@@ -37,7 +37,7 @@ from torch.testing._internal.common_optimizers import (
 import cadam
 from tests.optim.exact import assert_identical, present
 
-# Implementations that torch claims; the fused one needs its kernels, and explain() knows whether they are there.
+# Whether the kernels of the implementation "fused" exist on this machine, as explain() reports.
 FUSED = cadam.CAdam([torch.ones(1)]).explain()[0].engine == "native"
 NOT_HERE = () if FUSED else ("fused",)
 
@@ -60,7 +60,7 @@ class CSGDM(cadam.CSGDM):
 
 @dataclass(frozen=True)
 class TorchConfig:
-    """One of our optimizers and the one of torch whose place it takes."""
+    """An optimizer of cadam, and the optimizer of torch that it replaces."""
 
     cls: type[cadam.Optimizer]
     info: OptimizerInfo
@@ -86,7 +86,7 @@ DENSE = [config for config in STAND_INS if not config.sparse]
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of an optimizer, in place of the torch optimizer."""
+    """A configuration of an optimizer of cadam, used like the optimizer of torch."""
 
     config: TorchConfig
     kwargs: dict[str, Any]
@@ -111,7 +111,7 @@ class Case:
 
 
 def configurations(config: TorchConfig, *skip: str) -> list[Case]:
-    """All configurations with every implementation but the skipped ones."""
+    """Return all configurations with every implementation except the skipped ones."""
     inputs = _get_optim_inputs_including_global_cliquey_kwargs(
         "cuda", torch.float32, config.info, skip=tuple({*NOT_HERE, *skip})
     )
@@ -130,7 +130,7 @@ over_configs = pytest.mark.parametrize("config", STAND_INS, ids=str)
 
 
 class Line:
-    """A least-squares problem in a weight and a bias."""
+    """A least-squares problem with a weight and a bias."""
 
     def __init__(self, sparse: bool = False, contiguous: bool = True) -> None:
         shapes = [(10, 5), (10,)]
@@ -203,7 +203,7 @@ def error_inputs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("config", "error"), list(error_inputs()))
-def test_what_torch_refuses_is_refused_with_its_words(config: TorchConfig, error: Any) -> None:
+def test_input_that_torch_refuses_is_refused_with_the_same_message(config: TorchConfig, error: Any) -> None:
     given = error.optimizer_error_input
     params = given.params if given.params is not None else [Parameter(torch.randn(1))]
     kind, words = error.error_type, error.error_regex
@@ -211,7 +211,7 @@ def test_what_torch_refuses_is_refused_with_its_words(config: TorchConfig, error
         with pytest.warns(kind, match=words):
             config.cls(params, **given.kwargs)
         return
-    if "dense parameter tensors" in words:  # torch's message begins with the name of its class
+    if "dense parameter tensors" in words:  # the message of torch begins with the name of its class
         words = "requires dense parameter tensors"
     if error.error_on == OptimizerErrorEnum.CONSTRUCTION_ERROR:
         with pytest.raises(kind, match=words):
@@ -223,7 +223,7 @@ def test_what_torch_refuses_is_refused_with_its_words(config: TorchConfig, error
 
 
 def test_complex_parameters_take_sparse_gradients() -> None:
-    """Where torch.optim.SparseAdam refuses, real and imaginary parts move as two real tables do."""
+    """Where torch.optim.SparseAdam raises, the real and imaginary parts are updated like two real tables."""
     both = torch.randn(6, 3, dtype=torch.complex64)
     parts = [both.real.clone().requires_grad_(), both.imag.clone().requires_grad_()]
     table = both.clone().requires_grad_()
@@ -242,7 +242,7 @@ def test_complex_parameters_take_sparse_gradients() -> None:
 
 
 def plans(config: TorchConfig) -> list[list[Callable[[Any], Any]]]:
-    """Lists of schedulers, the empty one first."""
+    """Return lists of schedulers, the empty one first."""
     return [[], *config.info.scheduler_inputs]
 
 
@@ -371,7 +371,7 @@ def rosenbrock(point: Tensor) -> Tensor:
 
 
 def coordinate_gradient(param: Tensor, coordinate: int, sparse: bool) -> Tensor:
-    """The derivative along one coordinate; sparse it comes in two unequal parts, uncoalesced."""
+    """Return the derivative along one coordinate. If sparse, it is uncoalesced, in two unequal parts."""
     x, y = param.tolist()
     slope = (-400 * x * (y - x**2) - 2 * (1 - x), 200 * (y - x**2))[coordinate]
     if not sparse:
@@ -397,7 +397,7 @@ def rosenbrock_cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("config", "kwargs", "plan"), list(rosenbrock_cases()))
 def test_sparse_rosenbrock_by_coordinates(config: TorchConfig, kwargs: dict[str, Any], plan: list[Any]) -> None:
-    """Goes down; where a dense gradient means the same, it does the same."""
+    """The loss decreases, and where a dense gradient means the same, the result is the same."""
     start = torch.tensor([1.5, 1.5])
     sparse_param, dense_param = start.clone(), start.clone()
     optimizers = [config.cls([param], **deepcopy(kwargs)) for param in (sparse_param, dense_param)]
@@ -420,7 +420,7 @@ def test_sparse_rosenbrock_by_coordinates(config: TorchConfig, kwargs: dict[str,
 
 @over_cases("differentiable", "fused", configs=DENSE)
 def test_complex_parameters_move_as_their_real_views(case: Case) -> None:
-    """Complex and real parameters may be mixed; each part has its own mask."""
+    """Complex and real parameters may be mixed; each of the two parts has its own mask."""
     mixed = [torch.randn(10, 5, dtype=torch.complex64), torch.randn(10, dtype=torch.complex64), torch.randn(10, 5)]
     real = [torch.view_as_real(p).clone() if p.is_complex() else p.clone() for p in mixed]
     mixed_optimizer, real_optimizer = case.optimizer(mixed), case.optimizer(real)
@@ -470,7 +470,7 @@ over_faster = pytest.mark.parametrize("faster", ["foreach", *(["fused"] if FUSED
 
 
 def reference_and(faster: str, case: Case, params: list[list[Tensor]]) -> list[cadam.Optimizer]:
-    """An optimizer on the reference engine for the first parameters, on the faster one for the second."""
+    """Return an optimizer with the reference engine for the first parameters, and one with the faster engine."""
     if faster == "foreach" and isinstance(case.kwargs.get("lr"), Tensor) and not case.kwargs.get("capturable"):
         pytest.skip("torch and we refuse a tensor lr with foreach, unless it is capturable")
     reference = case.optimizer(params[0], foreach=False)
@@ -484,7 +484,7 @@ def reference_and(faster: str, case: Case, params: list[list[Tensor]]) -> list[c
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @over_cases("differentiable", "foreach", "fused", configs=DENSE)
 def test_faster_engines_match_the_reference(case: Case, dtype: torch.dtype, faster: str) -> None:
-    """Also over a step without gradients, with a layer that is frozen for a while, 0-dim and empty tensors."""
+    """Some steps have no gradients, a layer is frozen for a while, and there are 0-dim and empty tensors."""
     x = torch.linspace(0.1, 0.6, 6, dtype=dtype).reshape(3, 2)
     nets = [small_net().to(dtype)]
     nets.append(deepcopy(nets[0]))
@@ -495,7 +495,7 @@ def test_faster_engines_match_the_reference(case: Case, dtype: torch.dtype, fast
             param.grad = torch.full_like(param, 0.5)
         lists.append([*net.parameters(), *odd])
     optimizers = reference_and(faster, case, lists)
-    for step in range(8):  # RAdam changes its ways after the fifth
+    for step in range(8):  # RAdam has another formula after the fifth step
         for net, optimizer in zip(nets, optimizers, strict=True):
             net.zero_grad()
             net[2].requires_grad_(step not in (3, 4))
@@ -521,7 +521,7 @@ def assert_match(faster: str, case: Case, params: list[Tensor], steps: int) -> N
 @over_cases("differentiable", "foreach", "fused", configs=DENSE)
 def test_faster_engines_match_the_reference_over_mixed_dtypes(case: Case, faster: str) -> None:
     dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-    if faster == "foreach":  # as in torch, complex parameters are not for the fused kernels
+    if faster == "foreach":  # as in torch, the fused kernels do not support complex parameters
         dtypes.append(torch.complex64)
     assert_match(faster, case, [torch.rand(2, 3, dtype=dtype) for dtype in dtypes * 2], steps=7)
 
@@ -547,7 +547,7 @@ def test_fused_is_refused_on_the_meta_device(config: TorchConfig) -> None:
 @pytest.mark.parametrize("foreach", [False, True], ids=["reference", "foreach"])
 @pytest.mark.parametrize("config", DENSE, ids=str)
 def test_step_count_is_float32(config: TorchConfig, foreach: bool, default: torch.dtype) -> None:
-    """The fused engines count in float32 for any default dtype. torch follows a default of float64."""
+    """The fused engines count in float32 whatever the default dtype is. torch uses float64 if it is the default."""
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(default)
@@ -578,7 +578,7 @@ def test_step_without_gradients_changes_nothing(case: Case) -> None:
 
 @over_cases()
 def test_step_with_zero_gradients_moves_nothing(case: Case) -> None:
-    """A sparse gradient without rows does nothing either; only weight decay acts without a gradient."""
+    """A sparse gradient without rows has no effect either; without gradients, only weight decay acts."""
     param = torch.randn(5, 1)
     before = param.clone()
     optimizer = case.optimizer([param], weight_decay=0.0)
@@ -649,7 +649,7 @@ def test_the_state_dict_is_complete(case: Case) -> None:
 @pytest.mark.parametrize("first", [True, False], ids=["from names", "from nameless"])
 @over_configs
 def test_state_dicts_go_between_named_and_nameless(config: TorchConfig, first: bool, second: bool) -> None:
-    """The names stay, wherever they came from."""
+    """The names are kept, whether they come from the optimizer or the state dict."""
     successor = assert_goes_on_exactly(Case(config, {}, ""), first, second)
     names = ["name0", "name1"] if first or second else None
     assert successor.state_dict()["param_groups"][0].get("param_names") == names
@@ -665,7 +665,7 @@ def test_repeated_groups_are_written_alike(config: TorchConfig) -> None:
 
 @trainable()
 def test_older_state_dicts_load(case: Case) -> None:
-    """Without the options that torch's optimizers got later, nothing is lost but those."""
+    """A state dict that lacks the options of later releases of torch loads everything else."""
     line = Line(case.sparse)
     optimizer = case.optimizer(line.params)
     line.train(optimizer, 3)
@@ -784,7 +784,7 @@ def test_state_dict_hooks(config: TorchConfig) -> None:
 
 @over_configs
 def test_entries_of_no_parameter_are_loaded_as_they_are(config: TorchConfig) -> None:
-    """A hook may keep notes in the state, and finds them again."""
+    """A hook may store entries in the state, which are saved and loaded."""
     optimizer = config.cls(Line().params)
     optimizer.state["note"] = {"epoch": 3}  # type: ignore[index]
     successor = config.cls(Line().params)
@@ -794,7 +794,7 @@ def test_entries_of_no_parameter_are_loaded_as_they_are(config: TorchConfig) -> 
 
 @over_configs
 def test_load_state_dict_hooks(config: TorchConfig) -> None:
-    """They run in order, may change the state dict or replace it, and do not write into the caller's."""
+    """Hooks run in order. They may change or replace the state dict, but not that of the caller."""
     optimizer = config.cls(Line().params, lr=0.1)
     state_dict = optimizer.state_dict()
 
@@ -888,7 +888,7 @@ SMOOTH: dict[str, tuple[type[cadam.Optimizer], dict[str, Any], tuple[str, ...]]]
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_flow_through_a_step(name: str) -> None:
-    """To parameter, gradient, moments, learning rate, betas and weight decay, as finite differences have it."""
+    """Derivatives by parameter, gradient, moments, learning rate, betas and weight decay equal finite differences."""
     cls, options, buffers = SMOOTH[name]
     has_betas = "betas" in cls.rule.defaults
     knobs = {"lr": 0.9, "weight_decay": 0.1, **({"beta1": 0.9, "beta2": 0.99} if has_betas else {})}
@@ -911,7 +911,7 @@ def test_gradients_flow_through_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_differentiable_computes_what_the_reference_does(name: str) -> None:
+def test_differentiable_steps_equal_the_reference(name: str) -> None:
     cls, options, _ = SMOOTH[name]
     start = torch.randn(6, dtype=torch.float64)
     grads = [torch.randn(6, dtype=torch.float64) for _ in range(7)]
@@ -925,7 +925,7 @@ def test_differentiable_computes_what_the_reference_does(name: str) -> None:
 
 
 def test_unrolled_training_learns_its_learning_rate() -> None:
-    """Three differentiable steps, and the derivative of the last loss with respect to lr."""
+    """Take three differentiable steps and return the derivative of the last loss with respect to lr."""
 
     def last_loss(lr: Tensor) -> Tensor:
         param = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True).clone()
@@ -1064,7 +1064,7 @@ def test_optimizer_and_scheduler_leave_no_cycles(pair: str) -> None:
         plan.step()
         return [weakref.ref(plan), weakref.ref(optimizer), weakref.ref(param)]
 
-    run()  # what is imported or built on first use is not the question
+    run()  # the first call imports modules and fills caches
     gc.collect()
     gc.disable()
     try:
@@ -1075,7 +1075,7 @@ def test_optimizer_and_scheduler_leave_no_cycles(pair: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["cyclic", "one cycle"])
 def test_cycled_momentum_reaches_the_update(schedule: str) -> None:
-    """A scheduler that rewrites betas or momentum changes the very next step."""
+    """Betas or momentum that a scheduler changes take effect in the next step."""
     moved = []
     for cycles in (True, False):
         line = Line()
@@ -1098,7 +1098,7 @@ def test_cycled_momentum_reaches_the_update(schedule: str) -> None:
 
 @pytest.mark.parametrize("average", ["swa", "ema"])
 @over_pairs
-def test_averaged_model_averages_what_the_optimizer_made(pair: str, average: str) -> None:
+def test_averaged_model_averages_the_updated_weights(pair: str, average: str) -> None:
     net = small_net()
     optimizer = PAIRS[pair][0](net.parameters(), lr=0.1)
     function = swa_utils.get_swa_multi_avg_fn() if average == "swa" else swa_utils.get_ema_multi_avg_fn(0.9)
@@ -1148,7 +1148,7 @@ def test_update_bn_after_training() -> None:
 
 
 def assert_compiled_equals_eager(case: Case, backend: str, closure: bool, plan: Callable[[Any], Any] | None) -> None:
-    """Steps, with a scheduler if given, compiled and not: the same parameters and state."""
+    """Steps with and without compilation, optionally with a scheduler, give the same parameters and state."""
     torch._dynamo.reset()
     line = Line(case.sparse)
     other = line.copy()

@@ -1,4 +1,4 @@
-"""How moments are stored: what a code is, how it is rounded, what that does to a run, and what checkpoints keep."""
+"""The storage of moments: quantized values, their rounding, their effect on a run, and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STORAGES = ("bfloat16", "int8")
 
 
 def small_floats(kind: str, exponent: int) -> list[float]:
-    """Every size that a code of one byte can have, from the definition: 32 powers of two up to the shared one.
+    """Return every magnitude that a quantized value of one byte can have: 32 powers of two up to the shared exponent.
 
-    The last code stands for NaN.
+    The last value stands for NaN.
     """
     steps = 4 if kind == "signed" else 8
     count = 128 if kind == "signed" else 256
@@ -35,9 +35,9 @@ def small_floats(kind: str, exponent: int) -> list[float]:
 
 
 def shared_exponent(kind: str, row: list[float], noise: list[int]) -> int:
-    """That of the largest rounded element, or the next where its code would be that of NaN."""
+    """Return the exponent of the largest rounded element, or the next if that element would get the value of NaN."""
     steps = 4 if kind == "signed" else 8
-    levels = [0]  # steps of the grid below each rounded element, counted from the power of two 2**-127
+    levels = [0]  # the number of the quantized value below each rounded element, counted from 2**-127
     for x, u in zip(row, noise, strict=True):
         if x:
             mantissa, exponent = math.frexp(abs(x))  # in [0.5, 1)
@@ -60,7 +60,7 @@ def test_the_noise_decides_which_neighbor_a_value_is_rounded_to(kind: str) -> No
         for x, u, y in zip(row, bits, got, strict=True):
             low = max(i for i, v in enumerate(grid) if v <= abs(x))
             part = (abs(x) - grid[low]) / (grid[low + 1] - grid[low])
-            if low == 0:  # below the smallest code: counted from the power of two below it
+            if low == 0:  # values below the smallest are rounded as if there were one more power of two
                 power = grid[1] / (1.25 if kind == "signed" else 1.125)
                 part = (abs(x) - power) / (grid[1] - power)
             up = part + u / 65536 >= 1 or (low == 0 and kind == "positive" and x != 0)
@@ -77,7 +77,7 @@ def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> Non
     )
     noise = (noise >> (16 if kind == "positive" else 0) & 0xFFFF).int()
     for x in (0.3, 1.03e-3, 0.77e-6, 2.3e-9):
-        values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large one
+        values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large value, so that x does not determine the scale
         if storage == "int8":
             rounded = quantization.dequantize(kind, *quantization.quantize(kind, values, noise[:, None].expand(-1, 2)))[
                 :, 1
@@ -116,7 +116,7 @@ def test_quantizing_in_chunks_gives_the_same_values(kind: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
 def test_every_nan_stays_nan(kind: str) -> None:
-    """Also one whose bits are all set, as GPUs have it, and as a half becomes in places."""
+    """The bits include those of NaNs of a GPU and of a NaN converted from half precision."""
     for bits in (0x7F800001, 0x7FC00000, 0x7FE00000, 0x7FF00000, 0x7FFFFFFF):
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
         for noise in (0, 65535):
@@ -172,12 +172,12 @@ def test_the_noise_is_the_documented_hash() -> None:
 
 
 def test_no_two_moments_near_each_other_share_random_bits() -> None:
-    """Over the elements of a few rows, each half is used once by each buffer, and never twice by one element."""
+    """Over the elements of a few rows, each buffer uses each half once, and no element uses a half twice."""
     words = moment_storage.rounding_noise(
         moment_storage.noise_key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None]
     )
     first, second = words & 0xFFFF, words >> 16
-    assert len(first.unique()) > 0.97 * first.numel()  # as many as chance leaves distinct
+    assert len(first.unique()) > 0.97 * first.numel()  # chance makes about 3% equal
     assert len(second.unique()) > 0.97 * second.numel()
     assert float((first == second).float().mean()) < 0.001
     assert torch.equal(first[:, 0::2], second[:, 1::2])
@@ -202,17 +202,17 @@ def run(steps: int, rows: bool = False, scale: Any = 1.0, **options: Any) -> tup
 def test_confidence_is_that_of_float32_where_gradients_are_tiny_beside_large_ones(options: Any, rows: bool) -> None:
     scale = torch.tensor([1.0, 1e-2, 1e-4, 1e-6]).repeat(4)
     full, _ = run(150, rows, scale)
-    light, _ = run(150, rows, scale, **options)
-    assert abs(light.alignment().total.over_touched - full.alignment().total.over_touched) < 0.01
+    quantized, _ = run(150, rows, scale, **options)
+    assert abs(quantized.alignment().total.over_touched - full.alignment().total.over_touched) < 0.01
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_long_run_does_not_drift_from_float32(storage: str, rows: bool) -> None:
     _, full = run(500, rows)
-    _, light = run(500, rows, moments=storage)
+    _, quantized = run(500, rows, moments=storage)
     way = float(full.detach().mean())
-    assert abs(float(light.detach().mean()) / way - 1) < (0.01 if storage == "bfloat16" else 0.05)
+    assert abs(float(quantized.detach().mean()) / way - 1) < (0.01 if storage == "bfloat16" else 0.05)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -248,7 +248,7 @@ def test_a_resumed_run_rounds_as_one_that_was_not_interrupted(storage: str, rows
             noise = torch.Generator().manual_seed(step)
             for i, param in enumerate(params):
                 grad = torch.randn(param.shape, generator=noise)
-                if i < step:  # the last ones have their first gradient after the interruption
+                if i < step:  # the last parameters have their first gradient after the interruption
                     param.grad = grad.to_sparse(1) if rows else grad
             optimizer.step()
 
@@ -350,7 +350,8 @@ def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, r
     values = dict(cadam.for_torch(saved.state_dict())["state"][0])
     loaded = cadam.CAdam([param], lr=0.0, moments=after)
     loaded.load_state_dict(saved.state_dict())
-    loaded.param_groups[0].update(lr=0.0, betas=(1.0 - 1e-12, 1.0 - 1e-12))  # keeps the moments as they are
+    # With these betas the moments stay the same.
+    loaded.param_groups[0].update(lr=0.0, betas=(1.0 - 1e-12, 1.0 - 1e-12))
     loaded.step()
     converted = cadam.for_torch(loaded.state_dict())["state"][0]
     tolerance = 0.3 if "int8" in (before, after) else 0.01
@@ -407,18 +408,18 @@ def test_a_second_moment_by_row_is_only_loaded_with_second_moment_row() -> None:
     saved, param = run(3, True, second_moment="row")
     shared = saved.state[param]["exp_avg_sq"]
     element = cadam.CAdam([param])
-    element.load_state_dict(saved.state_dict())  # becomes one for each element
+    element.load_state_dict(saved.state_dict())  # each element gets the value of its row
     assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
     element.step()
-    changed = saved.state_dict()  # as when the option changes, and a checkpoint is written before the next step
+    changed = saved.state_dict()  # as if the option changed and a checkpoint was written before the next step
     changed["param_groups"][0]["second_moment"] = "element"
     again = cadam.CAdam([param])
     again.load_state_dict(changed)
     assert torch.equal(again.state[param]["exp_avg_sq"], shared.expand(64, 16))
-    del changed["param_groups"][0]["cadam_format"]  # as of another library
+    del changed["param_groups"][0]["cadam_format"]  # as in a checkpoint of another library
     with pytest.raises(ValueError, match="exp_avg_sq has shape"):
         cadam.CAdam([param]).load_state_dict(changed)
-    element.state[param]["exp_avg_sq"] = shared  # as after a change of the group's options
+    element.state[param]["exp_avg_sq"] = shared  # as if the option of the group had changed
     element._plan_step()
     assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
     element.state[param]["exp_avg"] = shared
@@ -449,7 +450,7 @@ def test_row_steps_are_rejected_if_no_coefficient_depends_on_the_step() -> None:
         param.grad = torch.ones(3, 2).to_sparse(1)
         with pytest.raises(ValueError, match=r"row_steps=True.* no parameter was changed"):
             changed.step()
-    cadam.CSGDM([param], row_steps=True, dampening=0.5)  # where the first step is another
+    cadam.CSGDM([param], row_steps=True, dampening=0.5)  # with dampening, the first step has another formula
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
@@ -469,11 +470,11 @@ def test_row_steps_are_rejected_if_no_coefficient_depends_on_the_step() -> None:
 )
 def test_scales_and_step_counts_of_the_wrong_kind_are_rejected(name: str, spoil: Any, problem: str, rows: bool) -> None:
     saved, param = run(3, rows, moments="int8")
-    spoilt = saved.state_dict()
-    spoilt["state"][0][name] = spoil(spoilt["state"][0].get(name))
+    invalid = saved.state_dict()
+    invalid["state"][0][name] = spoil(invalid["state"][0].get(name))
     loaded = cadam.CAdam([param], moments="int8")
     with pytest.raises(ValueError, match=problem):
-        loaded.load_state_dict(spoilt)
+        loaded.load_state_dict(invalid)
     assert not loaded.state
 
 

@@ -37,7 +37,7 @@ def path(
     dtype: Any = torch.float64,
     **o: Any,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Where the parameter was before and after each of `grads`, and the buffers at the end."""
+    """Return the parameter before and after each of `grads`, and the buffers at the end."""
     param = parameter(start, dtype)
     optimizer = FAMILY[name]([param], **{"lr": 0.1, **o, **ENGINES[engine].options})
     seen = [param.detach().clone()]
@@ -49,7 +49,7 @@ def path(
 
 
 def elements_are_independent(engine: str, layout: str) -> None:
-    """An element with others that wait moves as it does alone."""
+    """An element beside masked elements moves as it does alone."""
     together, _ = path("CAdam", [1.0, 2.0, 3.0], [[1, 1, 1], [1, -0.5, -0.5]], engine, layout)
     alone, _ = path("CAdam", [1.0], [[1], [1]], engine, layout)
     assert same_bits(together[-1][:1], alone[-1])
@@ -61,13 +61,13 @@ def a_zero_gradient_moves_nothing(engine: str, layout: str) -> None:
 
 
 def disagreement_holds(engine: str, layout: str) -> None:
-    """m = 0.1, then 0.04 with g = -0.5: the element waits."""
+    """m is 0.1, and then 0.04 with g = -0.5, so the element does not move."""
     (_, before, after), _ = path("CAdam", [1.0], [[1], [-0.5]], engine, layout)
     assert same_bits(before, after)
 
 
 def moments_follow_every_gradient(engine: str, layout: str) -> None:
-    """m and v are the averages of all gradients as they came, those of waiting steps included."""
+    """m and v are the averages of all gradients, including those of masked steps."""
     _, state = path("CAdam", [1.0], [[1], [-0.5], [0.25]], engine, layout)
     m = 0.9 * (0.9 * 0.1 - 0.05) + 0.025
     v = 0.999 * (0.999 * 0.001 + 0.001 * 0.25) + 0.001 * 0.0625
@@ -76,7 +76,7 @@ def moments_follow_every_gradient(engine: str, layout: str) -> None:
 
 
 def the_mask_sees_the_new_momentum(engine: str, layout: str) -> None:
-    """The first step moves, and so does a gradient that turns the momentum."""
+    """The first step moves the element, and so does a gradient that changes the sign of the momentum."""
     (start, first, second), _ = path("CAdam", [1.0], [[1], [-20]], engine, layout)
     assert first < start
     assert second > first
@@ -200,7 +200,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def with_update(mutant: type[Update]) -> Break:
-    """Every optimizer runs `mutant` in place of `Update`."""
+    """Let every optimizer use `mutant` instead of `Update`."""
     of = Update.of.__func__  # type: ignore[attr-defined]
 
     def apply(patch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def with_update(mutant: type[Update]) -> Break:
 
 
 def with_rule(cls: type[cadam.Optimizer], change: Callable[[Rule], Rule]) -> Break:
-    """`cls` and its kind run a changed rule."""
+    """Let `cls` and its subclasses use a changed rule."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(cls, "rule", change(cls.rule))
@@ -219,7 +219,7 @@ def with_rule(cls: type[cadam.Optimizer], change: Callable[[Rule], Rule]) -> Bre
 
 
 def with_step(cls: type[cadam.Optimizer], change: Callable[[Step, Any, Any, Any, Any], Step]) -> Break:
-    """The rule's `Step` is changed, knowing the gradient, the old buffers, the coefficients and the functions."""
+    """Change the `Step` that the rule returns. `change` gets it, the gradient, buffers, coefficients and functions."""
 
     def changed(rule: Rule) -> Rule:
         return replace(rule, update=lambda g, s, c, f: change(rule.update(g, s, c, f), g, s, c, f))
@@ -228,7 +228,7 @@ def with_step(cls: type[cadam.Optimizer], change: Callable[[Step, Any, Any, Any,
 
 
 def with_mask(mask: Callable[[Tensor, Tensor], Tensor]) -> Break:
-    """The mask is applied by `mask` from the alignment (positive, zero or negative) and the step."""
+    """Apply the mask with `mask`, a function of the alignment (positive, zero or negative) and the step."""
 
     class Functions:
         def __init__(self, f: Any) -> None:
@@ -299,7 +299,7 @@ def step_per_row(rule: Rule) -> Rule:
 
 
 class DecayWaits(Update):
-    """Decoupled decay acts only where the step does."""
+    """Decoupled decay acts only on elements that are not masked."""
 
     def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         moved = super().__call__(p, g, state, coefficients, f)
@@ -314,7 +314,7 @@ class DecayWithoutLr(Update):
 
 
 class MaskBeforeL2(Update):
-    """The mask compares with the loss's gradient, without the decay in it."""
+    """The mask compares with the gradient of the loss, without the L2 penalty."""
 
     def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         free = replace(self, confidence=False)
@@ -324,7 +324,7 @@ class MaskBeforeL2(Update):
 
 
 class MaskBeforeMaximize(Update):
-    """The mask compares with the gradient before its sign is turned."""
+    """The mask compares with the gradient before `maximize` changes its sign."""
 
     def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         moved = super().__call__(p, g, state, coefficients, f)
@@ -357,19 +357,19 @@ def all_rows_decay(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A way to break the package, and the checks that must catch it."""
+    """A change that breaks the package, and the checks that must fail then."""
 
     apply: Break
     caught_by: tuple[Check, ...]
 
 
 def on(name: str, decay: str = "none", **options: Any) -> Check:
-    """The check against the oracle, for one of the family; rules other than Adam have this one only."""
+    """Return the check against the oracle. It is the only check of rules other than Adam."""
     return partial(follows_the_oracle, name=name, decay=decay, **options)
 
 
 def unusual(name: str) -> Check:
-    """The same with options so large that their place in the formula matters."""
+    """Return the check against the oracle with options so large that each has a visible effect."""
     return on(name, **{k: v for k, v in UNUSUAL.items() if k in FAMILY[name].rule.defaults})
 
 
@@ -491,7 +491,7 @@ def test_the_unchanged_optimizer_passes_every_check(check: Check, engine: str, l
     ],
 )
 def test_the_mutant_is_caught(mutant: str, check: Check, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By each of its checks; the real one passes them above, and those against the oracle in test_oracle.py."""
+    """Each of the mutant's checks fails. Without the mutant, tests above and in test_oracle.py pass them."""
     MUTANTS[mutant].apply(monkeypatch)
     with pytest.raises(AssertionError):
         check("eager", layout)

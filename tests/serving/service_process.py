@@ -127,7 +127,7 @@ def running(folder: Path, *options: str, **arguments: Any) -> Iterator[Service]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a service answers predictions. Until it has started, connections wait."""
+    """Whether a service answers predictions. Connections wait until it has started."""
     try:
         return httpx.get(f"{url.rstrip('/')}/readyz", timeout=30).status_code == 200
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""The configuration of a service: from a run, from nothing, and what is refused."""
+"""The configuration of a service: from a run, without one, and invalid ones."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def seeds(*values: float, first: int = 0) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("confidence", "freedom", "expected"),
-    # From printed tables of Student's t.
+    # Values of printed tables of Student's t.
     [
         (0.95, 1, 12.7062),
         (0.95, 2, 4.3027),

@@ -1,7 +1,4 @@
-"""A small model over sharded tables, and the same model in one plain process.
-
-Imported only where TorchRec is installed.
-"""
+"""A small model with sharded tables, and the same model in one process. Imported only where TorchRec is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and how the tables are spread."""
+    """The model that is trained, and the sharding of its tables."""
 
     sharding: str = "row_wise"
     sequences: bool = False
@@ -61,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Batch:
-    """By feature, the ids of each sample and their weights."""
+    """The ids of each sample and their weights, by feature."""
 
     ids: list[list[Tensor]]
     weights: list[list[Tensor]]
@@ -73,12 +70,12 @@ class Batch:
 
 
 def batch(setting: Setting, step: int) -> Batch:
-    """Bags of different lengths, empty ones and repeated ids among them."""
+    """Return bags of different lengths, some of them empty or with duplicate ids."""
     generator = torch.Generator().manual_seed(1000 * setting.seed + step)
     ids, weights = [], []
     for table in setting.features:
         lengths = torch.randint(0, LENGTH + 1, (BATCH,), generator=generator).tolist()
-        # Few rows are hot.
+        # Small ids are frequent.
         ids.append([(torch.rand(n, generator=generator) ** 2 * table.rows).long() for n in lengths])
         weights.append([torch.rand(n, generator=generator) + 0.5 for n in lengths])
     return Batch(ids, weights, torch.randn(BATCH, generator=generator))
@@ -95,7 +92,7 @@ def keyed(setting: Setting, share: Batch) -> KeyedJaggedTensor:
 
 
 class Head(nn.Module):
-    """The dense part: one linear layer, which starts the same all_gather_objects."""
+    """The dense part: a linear layer, which starts equal on all ranks."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -174,7 +171,7 @@ def train_plainly(
 
 @dataclass
 class Trainer:
-    """The model on this rank, its optimizers, and how many batches it has seen."""
+    """The model on this rank, its optimizers, and the number of batches so far."""
 
     setting: Setting
     model: DistributedModelParallel
@@ -191,7 +188,7 @@ class Trainer:
             self.position += 1
 
     def result(self) -> dict[str, Tensor]:
-        """Everything that `train_plainly` returns, put together from all ranks."""
+        """Return what `train_plainly` returns, gathered from all ranks."""
         result = {f"linear.{n}": p.detach() for n, p in self.head.linear.named_parameters()}
         return {**result, **state_of(self.model)}
 
@@ -201,7 +198,7 @@ class Trainer:
 
 
 def state_of(model: DistributedModelParallel) -> dict[str, Tensor]:
-    """The tables and their state, put together from all ranks."""
+    """Return the tables and their state, gathered from all ranks."""
     result = {}
     for key, value in model.state_dict().items():
         if key.split(".")[-3:-2] == ["embedding_bags"] or key.split(".")[-3:-2] == ["embeddings"]:
@@ -236,7 +233,7 @@ def whole(value: Any) -> Tensor:
 
 
 def sharded(setting: Setting) -> Trainer:
-    """The model of `setting`, spread over all ranks."""
+    """Return the model of `setting`, sharded over all ranks."""
     dtype = DataType.BF16 if setting.half else DataType.FP32
     shared = [
         {
@@ -262,7 +259,7 @@ def sharded(setting: Setting) -> Trainer:
 
 
 def distributed(module: nn.Module, sharders: list[Any], setting: Setting) -> DistributedModelParallel:
-    """Plan the sharding that a setting asks for, and carry it out."""
+    """Shard a module as a setting asks for."""
     constraints = {
         table.name: ParameterConstraints(
             sharding_types=[setting.sharding],

@@ -1,4 +1,4 @@
-"""Managed collision: when a slot passes to another id, the new one's first update is that of a new row."""
+"""Managed collision: after a slot is given to another id, the first update of that id is that of a new row."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def with_slots(interval: int) -> DistributedModelParallel:
 
 
 def watch_evictions() -> dict[str, int]:
-    """Train on ids that never come back; check every update of every slot that is some id's own."""
+    """Train on ids that occur once, and check every update of every slot that belongs to one id."""
     model = with_slots(interval=1)
     (tables,) = iter_tables(model)
     rank, world = dist.get_rank(), dist.get_world_size()
-    own = tables.flat_weights().view(-1, 8)[:-1]  # the last slot is for all ids without one
+    own = tables.flat_weights().view(-1, 8)[:-1]  # the last slot is shared by all ids without a slot
     owners = checked = 0
     for step in range(1, STEPS + 1):
         before = own.clone()
-        # Ids are sent to ranks by their range: each rank looks up two new ones of every range.
+        # Each rank owns a range of ids, and each looks up two new ids of every range.
         fresh = torch.tensor([part * (IDS // world) + 4 * step + 2 * rank + i for part in range(world) for i in (0, 1)])
         output, _ = model(KeyedJaggedTensor(["user"], fresh, lengths=torch.ones(len(fresh), dtype=torch.int64)))
-        direction = 1.0 if step % 2 else -1.0  # against the momentum that the owner before has left
+        direction = 1.0 if step % 2 else -1.0  # against the momentum of the previous id
         (output["user"] * direction).sum().backward()
         g = direction / world
         m, v = (tables.flat_state[name].view(-1, 8)[:-1] for name in ("exp_avg", "exp_avg_sq"))
@@ -88,7 +88,7 @@ def watch_evictions() -> dict[str, int]:
 
 
 def serve_through_evictions() -> list[int]:
-    """How many rows of a serving copy are not those of the table, after each export."""
+    """Return the number of rows in which a serving copy differs from the table, after each export."""
     model = with_slots(interval=3)
     track_changes(model)
     copy, wrong = {"users": state_of(model)["users"].clone()}, []
@@ -109,12 +109,12 @@ def test_a_serving_copy_follows_the_slots(tmp_path: Path) -> None:
 
 def test_a_new_owner_starts_as_a_new_row(tmp_path: Path) -> None:
     found = run(2, tmp_path / "world", watch_evictions)
-    # Many more owners than slots, and each of them checked.
+    # There are many more ids than slots, and each id was checked.
     assert found["checked"] > 3 * found["slots"]
 
 
 def test_without_a_reset_the_old_momentum_would_act(tmp_path: Path) -> None:
-    """The test above can fail: with FBGEMM's own reset, which does nothing for such an optimizer, it does."""
+    """The previous test fails with the reset of FBGEMM, which has no effect on these optimizers."""
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         run(1, tmp_path / "world", watch_evictions_without_reset)
 
@@ -129,12 +129,12 @@ def save_slots(folder: str) -> None:
     model = with_slots(interval=3)
     dense = cadam.CAdam([torch.nn.Parameter(torch.zeros(1))])
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # no collection in it is a plain one
+        warnings.simplefilter("error", UserWarning)  # there is no warning about unmanaged collections
         save(folder, 1, model, dense)
 
 
 def load_slots(folder: str) -> list[str]:
-    """Return the warnings of loading the slots."""
+    """Return the warnings of loading a checkpoint into the model with slots."""
     model, said = with_slots(interval=3), []
     dense = cadam.CAdam([torch.nn.Parameter(torch.zeros(1))])
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ def execute(code: str, folder: str) -> dict[str, Any]:
 
 
 def train_and_serve(folder: str) -> tuple[int, bool]:
-    """Twice: the second time from the checkpoint. Where that stood, and whether the serving copy is the table."""
+    """Run the code twice. Return the step that the second run resumed at, and whether the serving copy is exact."""
     execute(TRAIN + SERVE, folder)
     names = execute(TRAIN + SERVE, folder)
     whole = torch.empty(names["weight"].size()) if dist.get_rank() == 0 else None
@@ -65,11 +65,11 @@ def test_code_of_the_page(ranks: int, tmp_path: Path) -> None:
     assert run(ranks, tmp_path / "slots", give_slots, str(tmp_path)) == [2, 16]
     example = runpy.run_path(str(ROOT / "examples" / "online_dlrm.py"))
     example["make"](tmp_path / "clicks", ranks, 1_000)
-    assert run(ranks, tmp_path / "learn", learn, str(tmp_path)) == 500  # the last ones' labels have not come
+    assert run(ranks, tmp_path / "learn", learn, str(tmp_path)) == 500  # labels of the last events have not arrived
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_an_example_without_the_device_that_it_is_told_to_use() -> None:
+def test_an_example_without_the_requested_device_says_so() -> None:
     command = [sys.executable, str(ROOT / "examples" / "dlrm.py"), "--device", "cuda"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
@@ -78,7 +78,7 @@ def test_an_example_without_the_device_that_it_is_told_to_use() -> None:
 
 @pytest.mark.parametrize("example", ["dlrm.py", "online_dlrm.py"])
 def test_examples_say_what_to_install(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if TorchRec cannot be imported at all."""
+    """The advice appears even if TorchRec cannot be imported."""
     for name in [name for name in sys.modules if name.split(".")[0] == "torchrec" or name.startswith("cadam.torchrec")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchrec", None)

@@ -1,4 +1,4 @@
-"""Sharded tables whose moments are stored in fewer bytes: trained, resharded, converted and evicted."""
+"""Sharded tables with quantized moments: training, resharding, conversion and eviction."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cadam.torchrec import BagSharder, Tables, load, save
 from tests.process_groups import run
 from tests.torchrec.model import Setting, sharded, state_of, train_plainly
 
-LIGHT: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
+INT8_BY_ROW: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
 STORAGES: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"moments": "bfloat16"},
     "int8": {"moments": "int8"},
-    "light": LIGHT,
+    "int8 by row": INT8_BY_ROW,
     "exact": {"sparse_updates": "exact"},
     "exact int8": {"sparse_updates": "exact", "moments": "int8"},
     "late": {"confidence_after": 3},
@@ -63,17 +63,17 @@ def load_as(folder: str, saved: str, storage: dict[str, Any]) -> dict[str, Tenso
 
 
 def load_each(folder: str) -> dict[str, Any]:
-    """On this number of ranks, each as it was saved; then from one storage to another."""
+    """Load on this number of ranks, first with the storage of the checkpoint, then with another one."""
     same = {name: load_as(folder, name, storage) for name, storage in STORAGES.items()}
-    pairs = [("float32", "int8"), ("float32", "light"), ("int8", "float32"), ("light", "float32")]
+    pairs = [("float32", "int8"), ("float32", "int8 by row"), ("int8", "float32"), ("int8 by row", "float32")]
     pairs += [("float32", "exact"), ("exact", "float32"), ("exact", "exact int8"), ("late", "float32")]
     return {"same": same, **{f"{a} as {b}": load_as(folder, a, STORAGES[b]) for a, b in pairs}}
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Saved by two ranks, and loaded by one."""
-    folder = tmp_path_factory.mktemp("light")
+    """Train and save on two ranks, then load on one."""
+    folder = tmp_path_factory.mktemp("quantized")
     saved = run(2, folder / "two", train_and_save, str(folder))
     return saved, run(1, folder / "one", load_each, str(folder))
 
@@ -89,7 +89,7 @@ def test_another_number_of_ranks_loads_the_same_bits(storage: str, worlds: World
         assert torch.equal(loaded["same"][storage][name], value), name
 
 
-def test_light_moments_learn_what_float32_learns(worlds: Worlds) -> None:
+def test_quantized_moments_learn_like_float32(worlds: Worlds) -> None:
     exact, start = worlds[0]["float32"], train_plainly(setting({}), 0)
     for storage in ("bfloat16", "int8"):
         for table in ("users", "goods"):
@@ -103,31 +103,31 @@ def decoded(state: dict[str, Tensor], table: str, name: str, kind: str) -> Tenso
 
 
 def test_from_float32_to_one_byte_values_are_rounded_to_the_nearest(worlds: Worlds) -> None:
-    exact, light = worlds[0]["float32"], worlds[1]["float32 as int8"]
+    exact, quantized = worlds[0]["float32"], worlds[1]["float32 as int8"]
     for table in ("users", "goods"):
         for name, kind, bits in (("exp_avg", "signed", 2), ("exp_avg_sq", "positive", 3)):
-            value, found = exact[f"{table}.{name}"], decoded(light, table, name, kind)
+            value, found = exact[f"{table}.{name}"], decoded(quantized, table, name, kind)
             small = value.abs() < 2.0**-30 * value.abs().amax(1, keepdim=True)
             error = (found - value).abs()[~small]
             assert (error <= value.abs()[~small] * 2.0 ** -(bits + 1) * 1.0001).all()
-        assert torch.equal(light[table], exact[table])
+        assert torch.equal(quantized[table], exact[table])
 
 
 def test_from_one_byte_to_float32_nothing_is_lost(worlds: Worlds) -> None:
     for table in ("users", "goods"):
-        light, found = worlds[0]["int8"], worlds[1]["int8 as float32"]
-        assert torch.equal(found[f"{table}.exp_avg"], decoded(light, table, "exp_avg", "signed"))
-        assert torch.equal(found[f"{table}.exp_avg_sq"], decoded(light, table, "exp_avg_sq", "positive"))
-        shared, spread = worlds[0]["light"][f"{table}.exp_avg_sq"], worlds[1]["light as float32"]
+        quantized, found = worlds[0]["int8"], worlds[1]["int8 as float32"]
+        assert torch.equal(found[f"{table}.exp_avg"], decoded(quantized, table, "exp_avg", "signed"))
+        assert torch.equal(found[f"{table}.exp_avg_sq"], decoded(quantized, table, "exp_avg_sq", "positive"))
+        shared, spread = worlds[0]["int8 by row"][f"{table}.exp_avg_sq"], worlds[1]["int8 by row as float32"]
         assert torch.equal(spread[f"{table}.exp_avg_sq"], shared.expand_as(spread[f"{table}.exp_avg_sq"]))
 
 
 def test_from_elements_to_rows_second_moments_become_the_mean_and_counts_begin(worlds: Worlds) -> None:
-    exact, light = worlds[0]["float32"], worlds[1]["float32 as light"]
+    exact, quantized = worlds[0]["float32"], worlds[1]["float32 as int8 by row"]
     for table in ("users", "goods"):
         mean = exact[f"{table}.exp_avg_sq"].mean(1, keepdim=True)
-        torch.testing.assert_close(light[f"{table}.exp_avg_sq"], mean)
-        assert light[f"{table}.{ROW_STEPS}"].eq(0).all()
+        torch.testing.assert_close(quantized[f"{table}.exp_avg_sq"], mean)
+        assert quantized[f"{table}.{ROW_STEPS}"].eq(0).all()
 
 
 @pytest.mark.parametrize("storage", ["exact", "late"])
@@ -181,8 +181,8 @@ def tables(width: int, **storage: Any) -> Tables:
     return Tables([(10, width, *HOST)], cadam.CAdam, options, feature_table_map=[0], table_names=["t"])
 
 
-def test_rows_start_anew_for_a_new_owner() -> None:
-    made = tables(8, **LIGHT)
+def test_rows_are_reset_for_a_new_id() -> None:
+    made = tables(8, **INT8_BY_ROW)
     for _ in range(3):
         made(torch.arange(10), torch.arange(11)).sum().backward()
     rows = torch.tensor([2, 5])

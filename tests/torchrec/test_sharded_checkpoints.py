@@ -1,4 +1,4 @@
-"""A sharded run that is saved and loaded by any number of ranks, or killed and restarted, ends as one undisturbed."""
+"""Sharded runs that are saved and loaded by any number of ranks, or killed and restarted, end like undisturbed ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SETTINGS = {
     "sequences": Setting("row_wise", sequences=True, tables=TABLES),
     "amsgrad": Setting("column_wise", optimizer=cadam.CAmsGrad, tables=TABLES),
 }
-RATE = 0.013  # to which the learning rate has come when the run is saved
+RATE = 0.013  # the learning rate when the run is saved
 
 
 def train_and_save(folder: str) -> None:
@@ -162,7 +162,8 @@ def change_options(folder: str) -> dict[str, Any]:
     again.train(3)
     mine, others = again.model.fused_optimizer.param_groups
     assert {name: mine[name] for name in LATER} == LATER
-    assert (mine["initial_lr"], mine["fused"], mine["track_alignment"]) == (0.05, False, False)  # how it runs stays
+    # Options about how a step runs are not loaded.
+    assert (mine["initial_lr"], mine["fused"], mine["track_alignment"]) == (0.05, False, False)
     assert (others["lr"], others["eps"]) == (0.05, 1e-2)
     users["owner"] = object()
     with pytest.raises(TypeError, match=r"options of tables/.*users.weight/owner is a object"):
@@ -234,7 +235,7 @@ def test_tables_that_share_options_cannot_load_different_ones(tmp_path: Path) ->
 
 
 def serve(sharding: str, sequences: bool = False, **storage: Any) -> tuple[float, float, int, int]:
-    """How far a serving copy is from the tables: without changes, with them; rows that changed in the end, and all."""
+    """Return the largest errors of a serving copy before and after the changes, the rows that changed, and all rows."""
     trainer = sharded(Setting(sharding, sequences, options=(("lr", 0.05), *storage.items())))
     with pytest.raises(RuntimeError, match="call track_changes"):
         changed_rows(trainer.model)
@@ -255,8 +256,8 @@ def serve(sharding: str, sequences: bool = False, **storage: Any) -> tuple[float
 
 def serve_all() -> list[tuple[float, float, int, int]]:
     found = [serve(kind) for kind in ("table_wise", "row_wise", "column_wise", "data_parallel")]
-    light: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
-    return [*found, serve("row_wise", True), *(serve(kind, **light) for kind in ("table_wise", "row_wise"))]
+    quantized: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
+    return [*found, serve("row_wise", True), *(serve(kind, **quantized) for kind in ("table_wise", "row_wise"))]
 
 
 def test_changed_rows_bring_a_serving_copy_up_to_date(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_changed_rows_bring_a_serving_copy_up_to_date(tmp_path: Path) -> None:
 
 
 class Twice(nn.Module):
-    """One feature looked up in two tables of one collection and in a table of another."""
+    """A module that looks up one feature in two tables of one collection and in a table of another."""
 
     def __init__(self, names: tuple[str, str, str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The learner on sharded tables: many ranks are as one process, and ranks that die change nothing."""
+"""The learner on sharded tables: many ranks get the result of one process, also if ranks are killed."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def learn_all(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("learnt")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("learned")
     return run(2, folder / "world", learn_all, folder), folder
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_equal_one_process_on_the_union(
-    kind: str, late: bool, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+    kind: str, late: bool, learned: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    results, folder = learnt
+    results, folder = learned
     alone = learn_rounds("alone", late, tmp_path)
     same_as_one_process(results[kind][f"late {late}"], alone, folder / kind / f"late {late}")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learnt: tuple[dict[str, Any], Path]) -> None:
-    resumed_from_the_newest_good_checkpoint(learnt[0][kind], damage)
+def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learned: tuple[dict[str, Any], Path]) -> None:
+    resumed_from_the_newest_good_checkpoint(learned[0][kind], damage)
 
 
 def table_groups(ours: Learner) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Sharded tables train as one plain process does, for every sharding, optimizer and kind of collection."""
+"""Sharded tables train like one process for every sharding, optimizer and kind of collection."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_ranks_equal_one_plain_process(name: str, on_two_ranks: dict[str, di
 
 @pytest.mark.parametrize("name", ["table_wise bags", "row_wise bags", "column_wise bags", "data_parallel bags"])
 def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, Tensor]]) -> None:
-    """Each shard counts once, and so does a table of which every rank has a copy."""
+    """Each shard counts once, and a table that every rank has a copy of counts once, too."""
     aligned, touched, seen = on_two_ranks[name]["alignment"].tolist()
     assert seen == 20 * (37 + 50) * 8
     assert 0 < aligned < touched < seen
@@ -107,7 +107,7 @@ def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, T
 
 
 def align_copies_and_shards(folder: str) -> dict[str, Any]:
-    """One table on both ranks, one in two shards; and a collection that no sharder takes."""
+    """Return the alignment of a replicated table, a table with two shards, and an unsharded collection."""
     common: dict[str, Any] = {"embedding_dim": 8, "feature_names": ["user"]}
     copied = [EmbeddingBagConfig(name="copied", num_embeddings=20, **common)]
     split = [EmbeddingBagConfig(name="split", num_embeddings=30, **common)]
@@ -176,7 +176,7 @@ def test_hundreds_of_steps_on_many_ranks(sharding: str, world: int, tmp_path: Pa
 
 
 def one_has_no_samples() -> dict[str, Tensor]:
-    """Both ranks together have the whole batch: all of it is the first's, the second's, and then half of each."""
+    """The first batch is on the first rank, the second batch on the second rank, and the third is divided."""
     setting = Setting("row_wise")
     trainer = sharded(setting)
     for step, middle in enumerate((BATCH, 0, BATCH // 2)):
@@ -274,7 +274,7 @@ def test_learning_rate_counts_at_once(on_one_rank: dict[str, Any]) -> None:
 
 
 def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
-    """Gradients stay in float32, and so do moments: tables are as near to float32 ones as they can be."""
+    """Gradients and moments are float32, so that only the rounding of the weights makes a difference."""
     found, single = on_one_rank["half"], train_plainly(Setting(), 20)
     assert found["users"].dtype == torch.bfloat16
     assert found["users.exp_avg"].dtype == torch.float32
@@ -284,13 +284,13 @@ def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
         assert (difference < 0.02).float().mean() > 0.98
 
 
-def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
+def test_unsupported_kernels_and_invalid_ids_are_refused(on_one_rank: dict[str, Any]) -> None:
     assert "fused_uvm_caching" in on_one_rank["kernel"]
     assert "set compute_kernels=['fused']" in on_one_rank["kernel"]
     assert re.match(r"IndexError\(\"table 'users': id \d+ is not one of its 37 rows", on_one_rank["out of range"])
 
 
-def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
+def test_sharders_refuse_invalid_optimizers_and_options() -> None:
     with pytest.raises(TypeError, match=r"must be an optimizer class of cadam.*SGD"):
         BagSharder(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'lr'"):
@@ -353,7 +353,7 @@ def test_tables_updated_together_are_updated_alike(widths: list[int], pooling: P
     together, apart = tables(widths, True, pooling), tables(widths, False, pooling)
     assert len(together._groups) < len(apart._groups) == len(widths)
     for step in range(8):
-        if step == 4:  # as after loading tables of different age
+        if step == 4:  # simulates tables of different age
             for made in (together, apart):
                 made.steps[1] = 100
         for made in (together, apart):
@@ -401,7 +401,7 @@ def test_bfloat16_rows_are_looked_up_as_float32_ones(pooling: PoolingMode, weigh
 @pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.BF16])
 @pytest.mark.parametrize("learning", [False, True])
 def test_negative_ids_are_refused(precision: SparseType, learning: bool) -> None:
-    """In the second table, so that -1 would be the last row of the first."""
+    """The id is in the second table, because -1 would then be the last row of the first one."""
     made = tables([8, 8], True, precision=precision)
     with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't1': id -1 is not"):
         made(torch.tensor([1, -1]), torch.tensor([0, 1, 2]))
@@ -412,7 +412,7 @@ def test_negative_ids_are_refused(precision: SparseType, learning: bool) -> None
 @pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.BF16])
 @pytest.mark.parametrize("learning", [False, True])
 def test_ids_that_are_too_large_are_refused(precision: SparseType, learning: bool) -> None:
-    """Row 10 of the first table would be the first of the second; row 10 of the second is its last."""
+    """Row 10 of the first table would be row 0 of the second. Row 10 of the second table is valid."""
     made = tables([8, 8], True, precision=precision)
     made(torch.tensor([9, 10, 10]), torch.tensor([0, 1, 1, 2, 3]))
     with (
@@ -435,7 +435,7 @@ def test_looking_without_gradients_changes_nothing() -> None:
     assert torch.equal(made.flat_weights(), before)
 
 
-def test_tables_refuse_what_they_cannot_do() -> None:
+def test_tables_refuse_unsupported_options() -> None:
     made = tables([8], merge=False)
     ids, offsets, _ = look_up(made, 0)
     with pytest.raises(NotImplementedError, match="batch sizes per feature"):
@@ -450,8 +450,8 @@ def test_tables_refuse_what_they_cannot_do() -> None:
         made.update_hyper_parameters({"learning_rate": 1.0})
 
 
-def test_rows_start_anew_for_a_new_owner() -> None:
-    """`reset_embedding_weight_momentum`: of every buffer, of the rows named and of no others."""
+def test_rows_are_reset_for_a_new_id() -> None:
+    """All buffers of the rows are reset, and no others."""
     made = tables([8, 8], merge=False)
     for step in range(5):
         ids, offsets, _ = look_up(made, step)
@@ -469,7 +469,7 @@ def test_rows_start_anew_for_a_new_owner() -> None:
     assert made.split_by_table(made.flat_weights())[1][rows].eq(0).all()
 
 
-def test_all_column_shards_of_a_table_start_anew() -> None:
+def test_all_column_shards_of_a_table_are_reset() -> None:
     options = dict(cadam.CAdam([torch.zeros(1)]).defaults)
     made = Tables([(4, 8, *HOST)] * 2, cadam.CAdam, options, feature_table_map=[0, 1], table_names=["t", "t"])
     made(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()

@@ -89,8 +89,8 @@ class Criteo:
     @property
     def description(self) -> str:
         """Text that identifies the data. It is stored with every result."""
-        wanted = self.manifest.wanted
-        lines = f"first {wanted:,} lines" if wanted is not None else "all lines"
+        requested_lines = self.manifest.wanted
+        lines = f"first {requested_lines:,} lines" if requested_lines is not None else "all lines"
         skipped = f", {self.manifest.bad:,} bad lines left out" if self.manifest.bad else ""
         return (
             f"a file of Criteo's format, {self.manifest.source}, {lines}, {self.manifest.rows:,} rows{skipped}, "

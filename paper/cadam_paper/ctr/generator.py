@@ -361,16 +361,16 @@ def _teacher(clicks: Generated) -> _Teacher:
     ids = torch.empty(1 << 16, len(FIELDS), dtype=torch.int64)
     sample = torch.arange(len(ids)) * max(1, clicks.rows // len(ids))
     replace(clicks, drift="none").draw_(teacher, sample, ids, torch.empty(len(ids)))
-    seen = ids.numpy()
+    sampled = ids.numpy()
 
-    linear_part = linear[seen].sum(1)
+    linear_part = linear[sampled].sum(1)
     scale = LINEAR_SPREAD * UNIT / linear_part.std()
     linear, other = (np.clip(np.round(scale * w), -RANGE, RANGE) for w in (linear, other))
     paired = np.array([FIELDS.index(name) for name in PAIRED])
     for column in paired:  # center the vectors, so that the pairwise part contains no effect of a single field
         offset, size = field_offsets[column], clicks.vocabulary[column]
-        pairs[offset : offset + size] -= pairs[seen[:, column]].mean(0)
-    vectors = pairs[seen[:, paired]]
+        pairs[offset : offset + size] -= pairs[sampled[:, column]].mean(0)
+    vectors = pairs[sampled[:, paired]]
     pair_part = (np.square(vectors.sum(1)) - np.square(vectors).sum(1)).sum(1) / 2
     pairs = np.clip(np.round(PAIR_UNIT * math.sqrt(PAIR_SPREAD / pair_part.std()) * pairs), -128, 128)
     teacher = replace(

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from cadam.statistics.intervals import Array
 
+from ..harness.cuda_runs import device_of
 from ..harness.experiment import OWN_DATA, Finished
 from ..harness.results import Outcome, RunSpec
 from .data import Clicks
@@ -37,9 +37,7 @@ READING = 1
 def compute(spec: RunSpec) -> Outcome:
     """Compute one run."""
     settings = spec.settings
-    if on_gpu(spec) and not torch.cuda.is_available():
-        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
-    clicks, device = clicks_of(spec), torch.device(settings["device"])
+    device, clicks = device_of(spec), clicks_of(spec)
     task = Task(
         spec.model,
         spec.optimizer,
@@ -63,11 +61,6 @@ def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
     for spec in specs:
         start = time.perf_counter()
         yield Finished(spec, compute(spec), time.perf_counter() - start)
-
-
-def on_gpu(spec: RunSpec) -> bool:
-    """Return whether a run is computed on a GPU."""
-    return bool(spec.settings["device"] == "cuda")
 
 
 # Data ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from cadam.statistics.intervals import Array
 from ..archive_names import STREAM_AS_RECORDED
 from ..harness import rate_pairs
 from ..harness.comparisons import tally
+from ..harness.cuda_runs import on_gpu
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.learning_rates import RateChoice, choose_lr
 from ..harness.panels import panels
@@ -551,7 +552,7 @@ def stream_figures(results: Results) -> dict[str, Figure]:
 SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
-    "side_by_side": runs.on_gpu,
+    "side_by_side": on_gpu,
     "version": 1,
     "measure": (
         "AUC x 100: how often a click is ranked above an impression without a click, in percent; higher is better, 50 "

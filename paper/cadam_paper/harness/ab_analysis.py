@@ -252,11 +252,11 @@ def recovery_times(study: Study, results: Results, arm: str, condition: str) -> 
     times = {}
     for changed, unchanged in zip(tests.where(condition=condition), tests.where(condition=UNCHANGED), strict=True):
         gain = unchanged.outcome.curves["log_loss"] - changed.outcome.curves["log_loss"]
-        taken = []
+        recovery = []
         for start, end in pairwise(changes):
             blocks = recovery_blocks(gain[:end], start)
-            taken.append(end - start if blocks is None else blocks)
-        times[changed.spec.seed] = float(np.mean(taken)) * changed.outcome.metrics["events"] / study.blocks
+            recovery.append(end - start if blocks is None else blocks)
+        times[changed.spec.seed] = float(np.mean(recovery)) * changed.outcome.metrics["events"] / study.blocks
     return times
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from cadam.ab.text import join_words
 from cadam.statistics.comparison import Better, Comparison, compare, judge, position, sign, without_seeds
 from cadam.statistics.intervals import Array, Interval, interval
+from cadam.statistics.paired_scores import MAX_FACTOR, growth_until_decided, round_up
 
 from .confidence_sequence import (
     FIRST_CHECK,
@@ -47,8 +48,6 @@ SEQUENCE = "confidence sequence over blocks"
 NO_DIFFERENCE = "there is no difference within any block"
 TOO_FEW_CHANGES = "too few blocks differ from the block before for an interval over time"
 TOO_FEW_BLOCKS = "there are too few independent blocks for an interval over time"
-MAX_FACTOR = 100
-"""If a conclusion needs more than this many times the present events or seeds, their number is not given."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,9 @@ def _next_step(
     """
     if is_conflicting:
         return "find out which users and which time the difference comes from", None
-    factors = {over: _factor(interval, matters) for over, interval in intervals.items() if sign(interval) == 0}
+    factors = {
+        over: growth_until_decided(interval, matters) for over, interval in intervals.items() if sign(interval) == 0
+    }
     source = max(factors, key=lambda over: factors[over])
     factor = factors[source]
     if math.isinf(factor) or not events:
@@ -233,20 +234,8 @@ def _next_step(
         return f"a conclusion would take more than {MAX_FACTOR} times as many {unit}", None
     if source == "seeds":
         return f"about {math.ceil(factor * intervals[source].count)} seeds would give a conclusion", None
-    more = _round_up(max(factor - 1, 0.1) * events)
+    more = round_up(max(factor - 1, 0.1) * events)
     return f"about {more:,} more events would give a conclusion", more
-
-
-def _factor(interval: Interval, matters: float) -> float:
-    """Return how many times the data it takes until an interval excludes 0 or lies within `matters`."""
-    reach = max(abs(interval.mean), matters - abs(interval.mean))
-    return (interval.half_width / reach) ** 2 if reach > 0 and math.isfinite(interval.half_width) else math.inf
-
-
-def _round_up(number: float) -> int:
-    """Round up to one significant digit."""
-    unit = 10 ** math.floor(math.log10(number))
-    return int(math.ceil(number / unit) * unit)
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,6 @@ def run_specs(study: Study, seeds: int, results: Results) -> Sequence[RunSpec]:
     return [*tuning, *evaluation_specs(study, seeds, rates)]
 
 
-def count_work(study: Study, seeds: int) -> tuple[int, float]:
-    """Return the number of runs of a study, and their total length in passes through the stream."""
-    tuning = tuning_specs(study)
-    evaluation = evaluation_specs(study, seeds, dict.fromkeys(study.arms, study.grid[0]))
-    return len(tuning) + len(evaluation), sum(map(run_length, [*tuning, *evaluation]))
-
-
 def run_length(spec: RunSpec) -> float:
     """Return the share of the stream that a run meets."""
     return float(spec.settings["tuning_share"]) if spec.settings["tuning"] else 1.0

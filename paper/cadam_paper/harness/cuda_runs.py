@@ -67,6 +67,22 @@ class Advancing(Hashable, Protocol):
 AnyRun = TypeVar("AnyRun", bound=Advancing)
 
 
+def on_gpu(spec: RunSpec) -> bool:
+    """Return whether a run is computed on a GPU."""
+    return bool(spec.settings["device"] == "cuda")
+
+
+def device_of(spec: RunSpec) -> torch.device:
+    """Return the device of a run.
+
+    Raises:
+        RuntimeError: If this is a CUDA device, and torch does not find one.
+    """
+    if on_gpu(spec) and not torch.cuda.is_available():
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
+    return torch.device(spec.settings["device"])
+
+
 def run_concurrently(runs: Iterable[AnyRun], lanes: int) -> Iterator[tuple[AnyRun, float]]:
     """Advance up to `lanes` runs in turn, and start the next run whenever one ends.
 

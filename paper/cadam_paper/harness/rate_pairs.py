@@ -88,8 +88,8 @@ def extended_specs(
         current = specs(grid)
         if not results.has(current):
             return current
-        wanted = set(current)
-        more = extend(list(curves(Results([result for result in results if result.spec in wanted]))))
+        current_specs = set(current)
+        more = extend(list(curves(Results([result for result in results if result.spec in current_specs]))))
         if not more:
             return current
         grid = sorted({*grid, *more})

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from cadam.statistics.intervals import Array
 
-from ..harness.cuda_runs import compute_specs
+from ..harness.cuda_runs import compute_specs, device_of
 from ..harness.experiment import Finished
 from ..harness.results import Outcome, RunSpec
 from . import data, streams
@@ -39,15 +38,8 @@ def _outcome(spec: RunSpec, run: Run) -> Outcome:
     return outcome(spec, run.record(), run.schedule.steps_per_epoch)
 
 
-def on_gpu(spec: RunSpec) -> bool:
-    """Return whether a run is computed on a GPU."""
-    return bool(spec.settings["device"] == "cuda")
-
-
 def _run(spec: RunSpec) -> Run:
     settings = spec.settings
-    if on_gpu(spec) and not torch.cuda.is_available():
-        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
     task = Task(
         spec.model,
         spec.optimizer,
@@ -60,7 +52,7 @@ def _run(spec: RunSpec) -> Run:
         settings["precision"],
         settings["compiled"],
     )
-    return Run(task, data.load(spec.data, torch.device(settings["device"])))
+    return Run(task, data.load(spec.data, device_of(spec)))
 
 
 def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:

@@ -22,6 +22,7 @@ from cadam.statistics.comparison import KINDS, Better, Comparison
 from cadam.statistics.intervals import Array, Interval, interval
 
 from ..harness.comparisons import tally
+from ..harness.cuda_runs import on_gpu
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.learning_rates import RateChoice, choose_lr
 from ..harness.panels import panels
@@ -719,7 +720,7 @@ def _epochs(spec: RunSpec) -> float:
 SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
-    "side_by_side": runs.on_gpu,
+    "side_by_side": on_gpu,
     "version": 1,
     "cuda": ("full",),
     "data": CIFAR10,

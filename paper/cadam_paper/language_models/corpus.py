@@ -181,8 +181,8 @@ def assemble(data: Path) -> Path:
             for package in domain.packages:
                 packages[package] = _unpack(package, Path(scratch), root)
             files = [path for pattern in domain.patterns for path in root.glob(pattern)]
-            wanted = [path for path in files if domain.without not in str(path)]
-            text = _concatenate(root, wanted, BYTES_PER_DOMAIN)
+            used = [path for path in files if domain.without not in str(path)]
+            text = _concatenate(root, used, BYTES_PER_DOMAIN)
         replace_file(folder / f"{domain.name}.txt", text)
         domains[domain.name] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest = {"domains": domains, "packages": packages}

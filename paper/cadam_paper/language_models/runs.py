@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
-import torch
 
-from ..harness.cuda_runs import compute_specs
+from ..harness.cuda_runs import compute_specs, device_of
 from ..harness.experiment import Finished
 from ..harness.results import Outcome, RunSpec
 from ..images.runs import average_windows
@@ -17,7 +16,7 @@ from . import corpus
 from .train import Record, Run, Task
 
 LANES = {"GPT 3M": 4}
-"""Number of runs that share one GPU, by model. The smallest model leaves most of it idle; the others gain nothing."""
+"""Number of runs that share one GPU, by model; 1 if absent. Only the smallest model leaves most of a GPU idle."""
 POINTS = 200
 """Number of points of a stored loss curve."""
 
@@ -45,15 +44,8 @@ def _outcome(spec: RunSpec, run: Run) -> Outcome:
     return outcome(run.record())
 
 
-def on_gpu(spec: RunSpec) -> bool:
-    """Return whether a run needs a GPU."""
-    return bool(spec.settings["device"] == "cuda")
-
-
 def _run(spec: RunSpec) -> Run:
     settings = spec.settings
-    if on_gpu(spec) and not torch.cuda.is_available():
-        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
     task = Task(
         model=spec.model,
         optimizer=spec.optimizer,
@@ -67,7 +59,7 @@ def _run(spec: RunSpec) -> Run:
         bfloat16=settings["bfloat16"],
         compiled=settings["compiled"],
     )
-    return Run(task, corpus.load(spec.data), torch.device(settings["device"]))
+    return Run(task, corpus.load(spec.data), device_of(spec))
 
 
 def outcome(record: Record) -> Outcome:

@@ -64,12 +64,12 @@ def build(corpus: Corpus, condition: str, seed: int, *, context: int, batch: int
     for text in corpus.train.values():
         starts.append(first + context * generator.permutation((len(text) - 1) // context))
         first += len(text)
-    available, wanted = sum(map(len, starts)), steps * batch
-    if wanted > available:
-        raise ValueError(f"{steps} steps need {wanted} examples, and the corpus has {available}")
+    available, needed = sum(map(len, starts)), steps * batch
+    if needed > available:
+        raise ValueError(f"{steps} steps need {needed} examples, and the corpus has {available}")
     # Rounding down loses at most one example per domain; the first domains make up for it.
-    counts = [int(wanted * len(domain) / available) for domain in starts]
-    for number in range(wanted - sum(counts)):
+    counts = [int(needed * len(domain) / available) for domain in starts]
+    for number in range(needed - sum(counts)):
         counts[number] += 1
     order = np.concatenate([domain[:count] for domain, count in zip(starts, counts, strict=True)])
     if condition != SHIFT:

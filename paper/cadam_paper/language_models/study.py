@@ -17,6 +17,7 @@ from cadam.ab.report import palette
 from cadam.statistics.intervals import Array, interval
 
 from ..harness import rate_pairs
+from ..harness.cuda_runs import on_gpu
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.panels import panels
 from ..harness.rates import RateCurve, compare_at_best_rates, draw, next_rates, tolerance_row
@@ -199,7 +200,7 @@ def _experiment(name: str, title: str, shows: str, condition: Condition, seconds
         run_specs=partial(run_specs, condition=condition),
         compute=runs.compute,
         compute_many=runs.compute_many,
-        side_by_side=runs.on_gpu,
+        side_by_side=on_gpu,
         summary=partial(summary, condition=condition),
         figures=partial(figures, condition=condition),
         seconds={"quick": 60, "full": seconds},

@@ -105,21 +105,21 @@ def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) 
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
-    of_the_paper: dict[str, str] = {}
+    paper_summaries: dict[str, str] = {}
     for name, command in commands.items():
         summary = f"({command.advice}) {command.summary}" if command.advice else command.summary
         if name in PAPER_COMMANDS:
             # argparse has one group of commands, and lists only those that have a help text.
-            of_the_paper[name] = summary
+            paper_summaries[name] = summary
             subparser = subparsers.add_parser(name, description=command.summary)
         else:
             subparser = subparsers.add_parser(name, help=summary, description=command.summary)
         subparser.set_defaults(parser=subparser)
         if name in with_arguments:
             command.add_arguments(subparser)
-    if of_the_paper:
+    if paper_summaries:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = "\n".join(["commands of the paper's experiments:", *_command_lines(of_the_paper)])
+        parser.epilog = "\n".join(["commands of the paper's experiments:", *_command_lines(paper_summaries)])
     return parser
 
 

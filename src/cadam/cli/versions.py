@@ -22,11 +22,11 @@ def list_versions(options: argparse.Namespace) -> int:
             return DONE
     except UsageError as error:
         return fail("versions", error, USAGE)
-    found = versions.list()
-    if not found:
+    saved_versions = versions.list()
+    if not saved_versions:
         return fail("versions", f"{options.folder} has no versions yet: the first one follows a checkpoint", NOTHING)
     print(f"{'version':>12}  {'saved (UTC)':19}  {'events':>12}  {'learned':>12}  {'log loss':>8}  tags")
-    for version in found:
+    for version in saved_versions:
         saved = datetime.fromtimestamp(version.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
         loss = "" if version.log_loss is None else f"{version.log_loss:.4f}"
         tags = ", ".join(version.tags)

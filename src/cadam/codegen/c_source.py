@@ -138,6 +138,6 @@ def header(rules: Iterable[Rule] = RULES.values()) -> str:
             "",
         ]
     )
-    elements = [element(made) for s in specs for made in (s, s.with_row_second_moments) if made is not None]
+    elements = [element(variant) for s in specs for variant in (s, s.with_row_second_moments) if variant is not None]
     elements += map(element, aging)
     return "\n\n".join([PREFACE, *elements, listing])

@@ -43,7 +43,7 @@ class Term:
 
 
 class Fusion:
-    """A second recording of a program, in which values stay terms until an operation needs their result."""
+    """Records a program again with fused operations: a value remains a `Term` until an operation needs its result."""
 
     def __init__(self) -> None:
         self.trace = Trace()
@@ -80,11 +80,11 @@ class Fusion:
         return self.computed[old.name]
 
     def without_factor(self, term: Term) -> Value:
-        """Record the product or quotient of a term."""
+        """Return a term without its factor; record its product or quotient if it has two operands."""
         return term.x if term.y is None else self.trace.record(term.kind, term.x, term.y)
 
     def one_operand_term(self, old: Value) -> Term:
-        """Return the term of an element, computed first if it has two operands."""
+        """Return an element as a term with one operand. A term with two operands is computed for that."""
         term = self.terms[old.name]
         return term if term.y is None else Term(1, self.compute(old))
 

@@ -29,13 +29,13 @@ BLOCK = 1 << 17
 GATHERED = 1 << 13
 """Elements up to which small tensors are copied into one vector, which is cheaper than a call for each of them."""
 
-EXACT = 1 << 24
-"""Numbers up to which float32 counts exactly."""
+MAX_EXACT_COUNT = 1 << 24
+"""Up to this number, counting in float32 is exact."""
 
 # Operations --------------------------------------------------------------------------------------------------
 
 mask = torch.ops.aten.threshold_backward.default
-"""Its first argument, but zero where the second is not above the third: by far the fastest way to say so."""
+"""``torch.where(y <= threshold, 0, x)`` for arguments (x, y, threshold), by the fastest kernel of torch."""
 _mask_into = torch.ops.aten.threshold_backward.grad_input
 
 
@@ -152,7 +152,7 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
             home[op.out] = register[op.out] = len(register)
         else:
             home[op.out] = args[op.overwritten]
-            register[op.out] = len(register)  # keeps the numbers apart
+            register[op.out] = len(register)  # a new number, which no other register has
         if op.overwritten == 1 and op.kind != "mask":
             args = (args[1], args[0])
         dead = tuple(home[name] for name in op.last_uses if home[name] != home[op.out])
@@ -216,38 +216,38 @@ class Step:
     def _on_lists(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
         columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [c if c[0].dtype == work else [x.to(work) for x in c] for c in columns]
-        found = _call(self.routine.on_lists, self.registers, loaded)
+        values = _call(self.routine.on_lists, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not columns[register]:
-                torch._foreach_copy_(columns[register], found[result])
+                torch._foreach_copy_(columns[register], values[result])
         if slots[0].counts is None or self.routine.alignment is None:
             return [None] * len(slots)
-        return [_positive(alignment) for alignment in found[self.routine.alignment]]
+        return [_positive(alignment) for alignment in values[self.routine.alignment]]
 
     def _gathered(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Tensor | None:
         """Update small tensors on the CPU as one vector, because a call costs more than their elements."""
         columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
-        found = _call(self.routine.on_tensors, self.registers, loaded)
+        values = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, _ in self.routine.results:
-            parts = torch._C._nn.unflatten_dense_tensors(found[result], columns[register])
+            parts = torch._C._nn.unflatten_dense_tensors(values[result], columns[register])
             torch._foreach_copy_(columns[register], parts)
         if slots[0].counts is None or self.routine.alignment is None:
             return None
         ends = torch.tensor([0, *accumulate(param.numel() for param in columns[0])])
-        until = torch.nn.functional.pad(found[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
+        until = torch.nn.functional.pad(values[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
         return until[ends].diff()
 
     def _on_tensors(self, tensors: Sequence[Tensor], slot: ParamSlot) -> Tensor | None:
         work = slot.work_dtype
         loaded = [tensor if tensor.dtype == work else tensor.to(work) for tensor in tensors]
-        found = _call(self.routine.on_tensors, self.registers, loaded)
+        values = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not tensors[register]:
-                tensors[register].copy_(found[result])
+                tensors[register].copy_(values[result])
         if slot.counts is None or self.routine.alignment is None:
             return None
-        return _positive(found[self.routine.alignment])
+        return _positive(values[self.routine.alignment])
 
 
 def _call(code: Code, registers: list[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -313,7 +313,7 @@ def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
 
 def _positive(alignment: Tensor) -> Tensor:
     """Count positive elements, and overwrite them: summing ones is many times faster than summing booleans."""
-    return alignment.gt_(0).sum() if alignment.numel() < EXACT else (alignment > 0).sum()
+    return alignment.gt_(0).sum() if alignment.numel() < MAX_EXACT_COUNT else (alignment > 0).sum()
 
 
 def count_steps(slots: Sequence[ParamSlot]) -> None:

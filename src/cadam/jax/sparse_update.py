@@ -86,7 +86,7 @@ def init(
     if not any(isinstance(part, RuleState) for part in parts):
         raise ValueError("sparse_updates='exact' and confidence_after need an optimizer of cadam.jax")
     records = jnp.zeros(table.shape[:1], jnp.int32)
-    made = TableState(
+    new_state = TableState(
         state,
         jnp.zeros([], jnp.int32),
         records if is_exact else None,
@@ -95,8 +95,8 @@ def init(
     )
     # Optimizers that do not support the options raise an error, without computing anything.
     no_ids, no_grads = jnp.zeros(0, jnp.int32), jnp.zeros((0, *table.shape[1:]), table.dtype)
-    jax.eval_shape(lambda: update(table, made, no_ids, no_grads, optimizer=optimizer))
-    return made
+    jax.eval_shape(lambda: update(table, new_state, no_ids, no_grads, optimizer=optimizer))
+    return new_state
 
 
 def update(

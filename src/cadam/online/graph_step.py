@@ -40,7 +40,8 @@ MAX_CAPTURES = 64
 """After this many captures batches are processed without graphs: capturing takes longer than it saves."""
 
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
-"""The attributes of every module, which are compared otherwise or do not change a graph."""
+"""The attributes of every module. A snapshot does not compare them by name: they are parameters, buffers, submodules,
+which it compares separately, and others that do not change a graph."""
 
 Key = tuple[int, int]
 """The number of events of a batch and of its columns."""

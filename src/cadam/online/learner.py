@@ -470,7 +470,7 @@ class Learner:
         return {"id": numbers, "time": numbers.astype(np.float64), **columns}
 
     def _check_ids(self, has_ids: bool) -> None:
-        """Raise if only some events have ids: the number of an event could be equal to the id of another one."""
+        """Raise ValueError if only some events have ids: others get numbers, which could be equal to these ids."""
         if self._has_ids is None:
             self._has_ids = has_ids
         elif self._has_ids != has_ids:
@@ -783,7 +783,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. The log is cut to where it was in that state.
+        """Continue from a state. Lines of the prediction log that were written after that state are removed.
 
         Raises:
             ValueError: if the state belongs to another optimizer, or to a learner with other metrics.

@@ -225,7 +225,7 @@ class PairedScores:
 
     @property
     def _recent_sums(self) -> Array:
-        """The sums over the recent part; those over nothing if there is none."""
+        """The sums over the recent part; zero if there is none."""
         return self._sums - (self._sums if self._start is None else self._start.sums)
 
     def _scale(self, sums: Array) -> float:
@@ -285,19 +285,19 @@ class PairedScores:
         time_factor = self._time_factor()
         if self.is_reversing or self.is_ending:
             time_factor = max(time_factor, 2)  # as many events again show whether the earlier or the recent part lasts
-        seed_factor = 0.0 if self.over_seeds is None else _factor(self.over_seeds, self.matters)
+        seed_factor = 0.0 if self.over_seeds is None else growth_until_decided(self.over_seeds, self.matters)
         more_events = more_seeds = None
         if 1 < time_factor <= MAX_FACTOR:
-            more_events = _round_up((time_factor - 1) * self.events)
+            more_events = round_up((time_factor - 1) * self.events)
         if self.over_seeds is not None and 1 < seed_factor <= MAX_FACTOR:
             more_seeds = math.ceil(seed_factor * self.over_seeds.count)
         return more_events, more_seeds
 
     def _time_factor(self) -> float:
-        """Return how many times the events it takes until the sequence decides; it may not have finite ends yet."""
+        """Return the factor by which the events must grow until the confidence sequence decides."""
         if math.isfinite(self.over_time.half_width):
-            return _factor(self.over_time, self.matters)
-        batches = self.sequence.interval.count
+            return growth_until_decided(self.over_time, self.matters)
+        batches = self.sequence.interval.count  # too few for finite ends
         return max(FIRST_CHECK * max(self.sequence.lag, 1) / batches, 1.5) if batches else math.inf
 
 
@@ -314,13 +314,16 @@ def _rescale(interval: Interval, factor: float) -> Interval:
     return Interval(interval.mean * factor, interval.low * factor, interval.high * factor, interval.count)
 
 
-def _factor(interval: Interval, matters: float) -> float:
-    """Return how many times the data it takes until an interval excludes 0 or lies within `matters`."""
+def growth_until_decided(interval: Interval, matters: float) -> float:
+    """Return the factor by which the data must grow until an interval excludes 0 or lies within `matters`.
+
+    The estimate assumes that the mean stays, and that the interval shrinks with the square root of the data.
+    """
     reach = max(abs(interval.mean), matters - abs(interval.mean))
     return (interval.half_width / reach) ** 2 if reach > 0 and math.isfinite(interval.half_width) else math.inf
 
 
-def _round_up(number: float) -> int:
+def round_up(number: float) -> int:
     """Round up to one significant digit."""
     unit = 10 ** math.floor(math.log10(number)) if number >= 1 else 1
     return int(math.ceil(number / unit) * unit)

@@ -262,7 +262,7 @@ class _Sums:
 
 
 def _mixture_factor(alpha: float) -> float:
-    """Return the number of times the parameter r by which V exceeds it where the sequence is narrowest."""
+    """Return V / r, the ratio of the variance sum and the parameter, at which the sequence is narrowest."""
     return -2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1
 
 

@@ -274,7 +274,7 @@ class PooledLookup(GroupedPooledEmbeddingsLookup):
 
     @property
     def module(self) -> PooledLookup:
-        """The lookup itself: TorchRec unwraps the DistributedDataParallel of a replicated lookup, and here is none."""
+        """The lookup itself. TorchRec reads `module` of a replicated lookup, which it expects to be wrapped by DDP."""
         return self
 
 
@@ -293,5 +293,5 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 
     @property
     def module(self) -> SequenceLookup:
-        """The lookup itself: TorchRec unwraps the DistributedDataParallel of a replicated lookup, and here is none."""
+        """The lookup itself. TorchRec reads `module` of a replicated lookup, which it expects to be wrapped by DDP."""
         return self

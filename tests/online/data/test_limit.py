@@ -15,7 +15,7 @@ from tests.online.streams import SCHEMA, Replayed, learner, table
 
 
 def test_a_number_of_events_is_exact_and_a_resumed_run_loses_none(tmp_path: Path) -> None:
-    """Also where the cut batch holds labels on their own and events that cannot be used."""
+    """The cut batch may also contain labels without events, and rejected events."""
     lines, columns = tmp_path / "a.jsonl", table(200)
     records = [{name: values[n].item() for name, values in columns.items()} for n in range(200)]
     del records[10]["click"]

@@ -1084,9 +1084,9 @@ def fuzzed(random: random.Random, number: int) -> bytes:
     elif way == 4:
         return random.randbytes(random.randrange(60)).replace(b"\n", b"")
     elif way == 5:
-        spoilt = bytearray(json.dumps(event).encode())
-        spoilt[random.randrange(len(spoilt))] = random.choice([0, 34, 44, 92, 123, 125, 200, 255])
-        return bytes(spoilt)
+        invalid = bytearray(json.dumps(event).encode())
+        invalid[random.randrange(len(invalid))] = random.choice([0, 34, 44, 92, 123, 125, 200, 255])
+        return bytes(invalid)
     elif way == 6:
         return json.dumps(random.choice([1, "a", [event], None, {"a": {}}, {}])).encode()
     elif way == 7:

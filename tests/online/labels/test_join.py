@@ -23,16 +23,17 @@ Row = tuple[int, float, str]
 
 @dataclass
 class Reference:
-    """The rules, one event at a time, with nothing remembered that is not needed and nothing forgotten."""
+    """A reference of the rules: it processes single events, and remembers exactly what it needs."""
 
     waits: bool
     """Whether the outcome of an event is decided at its horizon."""
     clock: float | None = None
     ahead: int = 0
-    waiting: dict[int, float | None] = field(default_factory=dict)  # when each came; None: not known yet
+    # The arrival of each label; None if it has not arrived.
+    waiting: dict[int, float | None] = field(default_factory=dict)
     known: dict[int, float] = field(default_factory=dict)  # labels of events that wait for their horizon
     early: dict[int, tuple[float, float | None]] = field(default_factory=dict)
-    done: dict[int, bool] = field(default_factory=dict)  # whether by a label
+    done: dict[int, bool] = field(default_factory=dict)  # whether the outcome is a label
     rows: list[Row] = field(default_factory=list)
     repeated_events: int = 0
     repeated_labels: int = 0

@@ -76,7 +76,7 @@ def test_log_loss_of_logits() -> None:
 
 
 def test_tensors_on_a_device_give_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the device taken for another than the CPU, the same numbers come out."""
+    """The code for tensors on a GPU, run on the CPU, gives the same numbers."""
     random = np.random.default_rng(2)
     scores, labels = random.normal(size=500).round(1).astype(np.float32), random.random(500) < 0.3
     scores[:2], labels[:2] = (math.inf, -math.inf), (True, False)

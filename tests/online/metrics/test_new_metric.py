@@ -40,7 +40,7 @@ def test_every_listed_metric_exists() -> None:
 
 
 def test_a_registered_metric_is_in_the_help_the_output_and_the_reports(tmp_path: Path) -> None:
-    """The entry is made before the rest is imported, as one in the file would be."""
+    """The entry must exist before the other modules are imported."""
     (tmp_path / "brier.py").write_text(BRIER)
     (tmp_path / "entry.py").write_text(ENTRY)
     records = [{"item": row % 5, "click": int(row % 5 == 0)} for row in range(3000)]

@@ -1,4 +1,4 @@
-"""Metrics of a stream: equal to plain counting of pairs, the same however events are batched, restored to the bit."""
+"""Metrics of a stream equal plain counting of pairs for any batches, and are restored to the bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def plain_gauc(scores: np.ndarray, labels: np.ndarray, users: np.ndarray) -> tuple[float, float, int]:
-    """By impressions, by user, and how many users have one class only: one user after the other."""
+    """Return GAUC by impressions and by user, and the number of users with one class, from one user at a time."""
     values, weights, one_class = [], [], 0
     for user in set(users.tolist()):
         own = users == user
@@ -111,7 +111,7 @@ def test_summed_metrics_equal_their_definitions() -> None:
     assert numbers["click_rate"] == 0.25
     assert numbers["log_loss"] == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
     assert numbers["auc"] == 0.5
-    twice = measure(np.full(8, 0.0), labels)  # says 0.5 where a quarter click
+    twice = measure(np.full(8, 0.0), labels)  # predicts 0.5 where a quarter are clicks
     assert twice["calibration"] == pytest.approx(2)
     assert measure(np.array([800.0, -800.0]), np.array([0, 1]))["log_loss"] == 800
     assert "gauc_by_user" not in numbers
@@ -139,7 +139,7 @@ def test_labels_outside_0_and_1_have_no_best_constant() -> None:
 
 
 def fed(metrics: StreamMetrics, made: Events, sizes: list[int]) -> StreamMetrics:
-    """Events in batches of these sizes, the last for all that is left."""
+    """Yield the events in batches of these sizes; the last batch has the rest."""
     scores, labels, users = made
     ends = [*np.cumsum(sizes), len(scores)]
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -172,7 +172,7 @@ def test_window_decayed_and_total_values_equal_their_definitions() -> None:
     for name in ("log_loss", "normalized_entropy", "calibration", "click_rate"):
         assert results[f"{name}/total"] == pytest.approx(whole[name], rel=1e-12)
     assert results["events/total"] == 1050
-    assert results["auc/mean_of_windows"] != pytest.approx(whole["auc"], abs=1e-6)  # hence not called total
+    assert results["auc/mean_of_windows"] != pytest.approx(whole["auc"], abs=1e-6)  # so it is not called the total
 
 
 def test_a_window_of_one_class_is_left_out_of_the_mean() -> None:

@@ -11,7 +11,7 @@ from cadam.online.metrics.log_loss import LogLoss
 from cadam.online.monitoring.baseline_check import BaselineCheck
 
 LOST, AT_CONSTANT = 1.1, 1.004
-"""The loss in units of the best constant's: far from it, and where a model without useful features ends."""
+"""Losses in units of the best constant's: far from it, and that of a model without useful features."""
 
 
 def advise(

@@ -361,7 +361,7 @@ def test_a_model_that_is_no_better_than_a_constant_is_reported_with_advice(rate:
     check, model = BaselineCheck(), build()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(0.1)  # as a model that begins near 0
+            parameter.mul_(0.1)  # like a model whose outputs begin near 0
     ours = learner(model, reports=[check])
     for group in ours.optimizer.param_groups:
         group["lr"] = rate

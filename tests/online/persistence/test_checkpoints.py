@@ -1,4 +1,4 @@
-"""The files in a checkpoint folder: which of them are checkpoints, and what happens if their content is another one."""
+"""The files of a checkpoint folder: which of them are checkpoints, and how invalid contents are handled."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_intact_checkpoint_with_other_content_ends_the_command_with_a_message
             for old in list_checkpoints(state):
                 old.unlink()
             write_tree(path, changed(tree, position, value))
-            code = run(*options)  # a traceback would fail the test here
+            code = run(*options)  # an exception would fail the test here
             message = capsys.readouterr().err
             assert code in (DONE, FAILED, USAGE), position
             assert code == DONE or message.startswith("cadam run: "), position

@@ -123,7 +123,7 @@ def test_a_fused_training_step_killed_at_random_moments_ends_with_the_same_bits(
 
 
 class Full:
-    """A stream during which the disk is full for a while: no file may grow beyond some bytes."""
+    """Learn a stream during which the disk is full for a while: files may not grow beyond a number of bytes."""
 
     def __init__(self, first: int, last: int, bytes_left: int) -> None:
         self.stream = Replayed([events(20, seed=n, first=20 * n) for n in range(60)])
@@ -187,7 +187,7 @@ def test_log_rows_that_cannot_be_written_are_buffered_up_to_a_limit(
             log.add({**columns, "label": np.zeros(6)}, np.full(6, Outcome.LABELED, np.int8))
     assert log.lost_rows == 35
     assert sum(len(part["score"]) for part in log.buffer) == log.buffered_rows == 25
-    assert len(caplog.records) == 1  # it was tried once: again after a minute
+    assert len(caplog.records) == 1  # it was tried once, and the next attempt is due after a minute
     assert log.unwritten_rows == 25
     log.flush()
     assert log.unwritten_rows == 0
@@ -225,7 +225,7 @@ def test_a_log_on_a_full_disk_is_retried_once_a_minute_and_written_later(
 
 
 def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    """Files of safetensors' own, and those beside a checkpoint's place; nothing else."""
+    """Temporary files of safetensors and of checkpoints are deleted, and no others."""
     left = [".tmpAb3dEf", ".tmp000000", ".checkpoint-000000000003.safetensors.new"]
     others = [".tmp", ".tmpAb3dEfg", "tmpAb3dEf", "notes.txt"]
     for name in (*left, *others):
@@ -236,7 +236,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None
 
 
 def test_temporary_files_of_safetensors_match_the_removed_names(tmp_path: Path) -> None:
-    """Killed while it writes: whatever is there then is what the next start removes."""
+    """The next start deletes whatever a process leaves that was killed while it wrote."""
     found: set[str] = set()
     for attempt in range(40):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Damaged data: every row is used or rejected with its place and a reason, and good files behind it are read."""
+"""Damaged data: every row is used or rejected with its position and a reason, and later good files are read."""
 
 from __future__ import annotations
 
@@ -239,14 +239,15 @@ def test_of_files_with_flipped_bits_every_row_is_used_or_rejected_with_its_place
         rejections = rejected(batches)
         assert all(one.where.startswith(str(path)) for one in rejections)
         assert all(one.reason for one in rejections)
-        if rejections and not rejections[-1].where.rpartition(" ")[2].isdigit():  # the rest of the file, or all of it
+        # The rest of the file or the whole file was rejected.
+        if rejections and not rejections[-1].where.rpartition(" ")[2].isdigit():
             end = rejections.pop().where
             first = int(end.removeprefix(f"{path}, row ").removesuffix(" and all after it")) if end != str(path) else 0
             partly += first > 0
         else:
             first, whole = rows, whole + 1
         assert used(batches) + len(rejections) == first
-    assert whole > count // 10  # the check has not passed for want of files that can be read
+    assert whole > count // 10  # enough files could be read for the check to be meaningful
     assert partly > 0
 
 
@@ -283,7 +284,7 @@ def fuzzed(dice: random.Random, number: int) -> Message:
             broken[dice.randrange(len(broken))] = dice.randrange(256)
         return Message(where, text=bytes(broken))
     if way == 2:
-        depth = dice.randrange(800, 1100)  # about as deep as Python can read and show
+        depth = dice.randrange(800, 1100)  # about the greatest depth that Python can read and show
         name = dice.choice(list(good))
         nested = json.dumps({**good, name: 0})[:-1] + f', "{name}": ' + "[" * depth + "]" * depth + "}"
         return Message(where, text=nested.encode())

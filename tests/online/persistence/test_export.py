@@ -51,7 +51,7 @@ def learnt_scores(state: Path, given: Events) -> np.ndarray:
 
 
 def agree(found: np.ndarray, expected: np.ndarray) -> bool:
-    """To the precision of float32, since batches of another size may be summed in another order."""
+    """Predictions agree to the precision of float32, since batches of another size may be added in another order."""
     return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 1e-6)
 
 
@@ -89,7 +89,7 @@ def test_a_model_is_loaded_while_its_learner_runs_and_from_the_newest_good_check
     files = sorted(tmp_path.glob("checkpoint-*"))
     files[-1].write_bytes(files[-1].read_bytes()[:-1])
     assert load_model(tmp_path, build(seed=5), SCHEMA).events == 100
-    assert sorted(tmp_path.glob("checkpoint-*")) == files  # a reader renames nothing
+    assert sorted(tmp_path.glob("checkpoint-*")) == files  # loading renames no file
     files[0].unlink()
     with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
         load_model(tmp_path, build(seed=5), SCHEMA)

@@ -72,7 +72,7 @@ def test_events_that_the_reject_file_could_not_take_are_a_failure_of_the_run(
 
 
 def _add_to_full_disk(self: RejectFile, rejected: list[Rejected]) -> None:
-    """What `RejectFile.add` does if the disk is full."""
+    """Raise the error that `RejectFile.add` gets if the disk is full."""
     self.count += len(rejected)
     self.lost += len(rejected)
 

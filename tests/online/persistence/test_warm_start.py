@@ -22,7 +22,7 @@ TABLES = ("users.weight", "items.weight")
 
 
 def trained(*, names: bool = False, steps: int = 10, **dense: Any) -> tuple[Small, SparseAdam, Adam]:
-    """A model under SparseAdam for its tables and Adam for the rest: the usual job."""
+    """A model with SparseAdam for its tables and Adam for the rest, as is usual."""
     model = build()
     parts: list[list[Any]] = [[], []]
     for name, param in model.named_parameters():

@@ -214,12 +214,12 @@ class DenseStep:
         if snapshot is None:
             raise AssertionError("the engine 'native' needs the snapshot of a plan")
         addresses, kinds = snapshot.addresses[self.grad_index], snapshot.kinds[self.grad_index]
-        odd = (kinds & 1 == 0) | (kinds < 0)  # not contiguous, or not readable
-        if not self.has_strided and not np.bitwise_or.reduce(addresses) & 7 and not odd.any():
+        needs_copy = (kinds & 1 == 0) | (kinds < 0)  # not contiguous, or not readable
+        if not self.has_strided and not np.bitwise_or.reduce(addresses) & 7 and not needs_copy.any():
             return addresses, []
-        odd |= self.strided | (addresses % SIZES[self.table["dtype"]] != 0)
+        needs_copy |= self.strided | (addresses % SIZES[self.table["dtype"]] != 0)
         grads = [grad for batch in batches for grad in batch.gradients()]
-        return align_layouts(addresses, np.flatnonzero(odd).tolist(), grads, self.params)
+        return align_layouts(addresses, np.flatnonzero(needs_copy).tolist(), grads, self.params)
 
     def _coefficients(self, batches: Sequence[KernelBatch]) -> Floats64:
         """Return a set of coefficients for each group and step count, and note in each row which one it uses."""

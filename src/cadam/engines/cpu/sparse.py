@@ -33,8 +33,8 @@ from .dense import (
 HALVES = (torch.bfloat16, torch.float16)
 Ints32 = np.ndarray[Any, np.dtype[np.int32]]
 _ONE_SET = np.zeros(1, np.int32)
-MANY = 1 << 24
-"""Step counts up to which the distinct ones are found by marking them in an array instead of sorting."""
+MAX_MARKED_COUNT = 1 << 24
+"""Up to this step count, distinct step counts are marked in an array, which is faster than sorting them."""
 DONE, NO_MEMORY = -1, -2
 """The results of the C functions for success, and if memory runs out. Other results are the position of a bad id."""
 
@@ -250,7 +250,7 @@ def _table_records(slots: Sequence[ParamSlot], kernel_index: int) -> Records:
 
 @lru_cache(maxsize=8)
 def _set_of_updates(confidence_after: int) -> Ints32:
-    """Return the number of the set of coefficients by number of updates: 0 without the mask, then 1 with it."""
+    """Return which set of coefficients a row uses, by its number of updates: 0 without the mask, then 1 with it."""
     set_of_count = np.zeros(confidence_after + 1, np.int32)
     set_of_count[-1] = 1
     return set_of_count
@@ -262,10 +262,10 @@ def _threshold(batch: KernelBatch) -> int:
 
 
 def _sets_of_rows(batch: KernelBatch, slot: ParamSlot, ids: Tensor) -> tuple[Floats64, Ints32]:
-    """Return a set of coefficients for each step count that these rows reach, and the number of the set by count."""
+    """Return a set of coefficients for each step count of these rows, and the index of the set by step count."""
     assert slot.row_steps is not None
     steps = slot.row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
-    if steps.size and steps.max() <= MANY:
+    if steps.size and steps.max() <= MAX_MARKED_COUNT:
         reached = np.zeros(steps.max() + 1, bool)
         reached[steps] = True
         steps = np.flatnonzero(reached)

@@ -88,13 +88,13 @@ class Events:
 
     def take(self, rows: Any) -> Events:
         """Return the events that a mask, an array of row indices or a slice selects."""
-        taken = copy.copy(self)  # without checking the columns again
-        taken.features = {name: values[rows] for name, values in self.features.items()}
-        taken.labels, taken.ids, taken.users, taken.time, taken.weights = (
+        selected = copy.copy(self)  # without checking the columns again
+        selected.features = {name: values[rows] for name, values in self.features.items()}
+        selected.labels, selected.ids, selected.users, selected.time, selected.weights = (
             None if values is None else values[rows]
             for values in (self.labels, self.ids, self.users, self.time, self.weights)
         )
-        return taken
+        return selected
 
 
 def select_features(columns: Mapping[str, _Column]) -> dict[str, _Column]:

@@ -31,17 +31,17 @@ def find_field(record: Mapping[str, Any], name: str) -> Any:
     return ABSENT
 
 
-def flatten(record: Mapping[str, Any], depth: int = MAX_DEPTH, whole: Collection[str] = ()) -> dict[str, Any]:
+def flatten(record: Mapping[str, Any], depth: int = MAX_DEPTH, unflattened: Collection[str] = ()) -> dict[str, Any]:
     """Return the columns of a record, with dotted names for the fields of nested objects.
 
     Args:
         record: The record.
         depth: The number of levels; deeper objects are returned as they are.
-        whole: The names of objects that are returned as they are.
+        unflattened: The names of objects that are returned as they are.
     """
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping) and depth > 1 and name not in whole:
+        if isinstance(value, Mapping) and depth > 1 and name not in unflattened:
             for inner, inner_value in flatten(value, depth - 1).items():
                 columns.setdefault(f"{name}.{inner}", inner_value)
         else:
@@ -56,5 +56,5 @@ def flatten_records(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         for name, value in record.items():
             if isinstance(value, Mapping) and len(fields.setdefault(name, set())) <= MAX_FIELDS:
                 fields[name].update(flatten(value, MAX_DEPTH - 1))
-    whole = {name for name, names in fields.items() if len(names) > MAX_FIELDS}
-    return [flatten(record, whole=whole) for record in records]
+    unflattened = {name for name, names in fields.items() if len(names) > MAX_FIELDS}
+    return [flatten(record, unflattened=unflattened) for record in records]

@@ -336,9 +336,13 @@ class Schema:
                 "pass a list of records, one dict per event (for one event: [event]); got a value of type "
                 f"{type(records).__name__} that is not such a list"
             )
-        found = [{name: find_field(record, name) for name in self.features} for record in records]
-        rows = [row for row, values in enumerate(found) if any(value is not ABSENT for value in values.values())]
-        features = [{name: value for name, value in found[row].items() if value is not ABSENT} for row in rows]
+        values_by_record = [{name: find_field(record, name) for name in self.features} for record in records]
+        rows = [
+            row for row, values in enumerate(values_by_record) if any(value is not ABSENT for value in values.values())
+        ]
+        features = [
+            {name: value for name, value in values_by_record[row].items() if value is not ABSENT} for row in rows
+        ]
         id_name = self.roles["id"][0] if "id" in self.roles else ""
         ids = [find_field(record, id_name) for record in records] if id_name else [None]
         has_ids = not any(key is ABSENT or key is None for key in ids)
@@ -363,8 +367,8 @@ class Schema:
         for name in self.column_names():
             values = [record.get(name) for record in records]
             if "." in name and None in values:
-                found = [find_field(record, name) for record in records]
-                values = [None if value is ABSENT else value for value in found]
+                fields = [find_field(record, name) for record in records]
+                values = [None if value is ABSENT else value for value in fields]
             columns[name] = values
         if text:
             for name, values in columns.items():

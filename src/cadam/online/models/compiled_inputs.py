@@ -184,8 +184,8 @@ class InputBatch:
 
     def compute_gradients(self, embedded_grads: Tensor | None, term_grads: Tensor | None) -> list[Tensor | None]:
         """Compute the gradients of the parameters from those of the outputs; None means zero."""
-        given = [None if grad is None else grad.contiguous() for grad in (embedded_grads, term_grads)]
-        grads = self.new_gradients(*given)
+        output_grads = [None if grad is None else grad.contiguous() for grad in (embedded_grads, term_grads)]
+        grads = self.new_gradients(*output_grads)
         self.call(self.compiled.library.cadam_inputs_backward)
         return grads
 

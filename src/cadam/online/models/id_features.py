@@ -106,8 +106,8 @@ class IdFeatures(nn.Module):
         if self.training and torch.is_grad_enabled():
             self.assign(batch)
         rows = {
-            name: torch.from_numpy(found.reshape(each.shape)).to(features[name].device)
-            for name, found, each in zip(self.assignments, batch.rows, ids, strict=True)
+            name: torch.from_numpy(batch_rows.reshape(each.shape)).to(features[name].device)
+            for name, batch_rows, each in zip(self.assignments, batch.rows, ids, strict=True)
         }
         return {**features, **rows}
 

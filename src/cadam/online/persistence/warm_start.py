@@ -275,11 +275,11 @@ def _names_in_order(
     state_dict: Mapping[str, Any], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[list[str]]:
     """Assign names to the parameters of a state dict without names, in order, and check the shapes of the moments."""
-    what = "sparse tables" if _kind(state_dict) == "SparseAdam" else "other parameters"
+    kind_of_parameters = "sparse tables" if _kind(state_dict) == "SparseAdam" else "other parameters"
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(keys) != len(names):
         raise ValueError(
-            f"{_kind(state_dict)} has {len(keys)} parameters, and the model has {len(names)} {what} "
+            f"{_kind(state_dict)} has {len(keys)} parameters, and the model has {len(names)} {kind_of_parameters} "
             f"({', '.join(names) or 'none'}): save the optimizers with names, made with model.named_parameters()"
         )
     for key, name in zip(keys, names, strict=True):

@@ -109,9 +109,9 @@ def decide_feature(column: Column, total: int | None, is_user: bool = False, use
 
 def choose_buckets(distinct: int) -> int:
     """Return the number of buckets for a number of values: enough that few values, also new ones, share a bucket."""
-    wanted = distinct * (64 if distinct <= 10_000 else 16 if distinct <= 100_000 else 4)
-    unit: int = 10 ** max(0, len(str(wanted)) - 2)
-    return min(MAX_BUCKETS, max(100, -(-wanted // unit) * unit))
+    buckets = distinct * (64 if distinct <= 10_000 else 16 if distinct <= 100_000 else 4)
+    unit: int = 10 ** max(0, len(str(buckets)) - 2)
+    return min(MAX_BUCKETS, max(100, -(-buckets // unit) * unit))
 
 
 def value_range(column: Column) -> str:

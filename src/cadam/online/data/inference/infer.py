@@ -43,9 +43,9 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
     }
     check_names(columns, options, sample, location)
     if options.label is not None and options.label not in columns:
-        wanted = Target.parse(options.label)
-        if wanted.compares_text and wanted.column in columns and columns[wanted.column].missing_markers:
-            columns[wanted.column] = text_column(wanted.column, sample.columns[wanted.column])
+        requested = Target.parse(options.label)
+        if requested.compares_text and requested.column in columns and columns[requested.column].missing_markers:
+            columns[requested.column] = text_column(requested.column, sample.columns[requested.column])
     label, reason = find_label(columns, options.label, sample, location)
     target = Target.parse(label)
     time, user = find_time(columns, options, target), find_user(columns, options, target, sample.total)

@@ -135,10 +135,10 @@ class ParquetSource(Source):
                 self._changed.add(name)
         new = [name for name in names if name not in self.done and name not in self.queue]
         read = {name: identity for name, identity in self.done.items() if identity and name not in self.rejected}
-        gone = {tuple(identity): name for name, identity in read.items() if name not in names} if new else {}
+        missing = {tuple(identity): name for name, identity in read.items() if name not in names} if new else {}
         for name in new:
-            identity = _identity(self._folder / name) if gone else None
-            if identity and (old := gone.get(tuple(identity))):
+            identity = _identity(self._folder / name) if missing else None
+            if identity and (old := missing.get(tuple(identity))):
                 logger.warning("%s is the finished file %s under another name, and is not read again", name, old)
                 self.done[name] = self.done.pop(old)
             else:
