@@ -161,7 +161,8 @@ class DynamicEmbedding(nn.Module):
             RuntimeError: If several processes train, each of which would give rows to ids in another order, or the
                 table is traced, which would keep the rows of the example.
         """
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_traced or torch.compiler.is_exporting():
             raise RuntimeError(
                 "DynamicEmbedding cannot be traced or exported: the graph would always return the rows of its example. "
                 "Look the ids up outside of the exported model, and pass it the embeddings"
