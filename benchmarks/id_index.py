@@ -2,7 +2,8 @@
 
 Ids are random 64-bit integers. They are inserted in batches into empty maps, then looked up in another random order:
 first in training, where the index of DynamicEmbedding also records time and frequency of each id, then in evaluation.
-All contenders take turns within a round; the table shows medians over the rounds. absl (libabsl-dev) and boost
+All contenders take turns within a round; the table shows medians over the rounds of the processor time, which other
+processes disturb less than the time of the clock. absl (libabsl-dev) and boost
 (libboost1.81-dev) are compiled here if they are installed, and left out otherwise.
 
     python benchmarks/id_index.py [--ids 10000000] [--rounds 5] [--batch 65536]
@@ -119,9 +120,9 @@ def measure(make: Callable[[], Any], inserted: Arrays, looked_up: Arrays) -> dic
         function = getattr(contender, name, contender.find)
         times = []
         for ids in batches:
-            start = time.perf_counter()
+            start = time.process_time()
             rows = function(ids)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
             assert min(rows) > 0
         results[name] = 1e9 * sum(times) / count
         results[f"longest {name}"] = 1e3 * max(times)
@@ -145,7 +146,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for round_ in range(arguments.rounds):
         for name, make in contenders.items():
-            if name != "dict" or round_ < 2:  # dict takes longer than all others together
+            if name != "dict" or round_ == 0:  # dict takes longer than all others together
                 results[name].append(measure(make, inserted, looked_up))
     median = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in results.items()

@@ -5,7 +5,7 @@ some items are much more popular than others. The label depends on the item and 
 Each event is predicted before it is learned from; the table shows the mean log loss of these predictions.
 
 All arms have the same model and optimizer. The hashed table has as many rows as fit into the memory that the limited
-dynamic tables may use: rows, moments and index. Every arm learns the stream once with each of three learning rates; the
+dynamic tables may use: rows, moments and index. Every arm learns the stream once with each learning rate; the
 other columns are those of its best one. If TorchRec is installed, its managed collision is an arm, with as many rows as
 the hashed table.
 
@@ -272,6 +272,7 @@ def main() -> None:
         "--movielens", metavar="FILE", help="ratings of MovieLens in Parquet, instead of the generated ones"
     )
     parser.add_argument("--retrosheet", metavar="FILE", help="plate appearances of baseball in Parquet")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates of each arm")
     parser.add_argument("--events-per-item", type=float, default=EVENTS_PER_ITEM)
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the results and a plot of the memory")
     arguments = parser.parse_args()
@@ -303,16 +304,16 @@ def main() -> None:
         f"{len(items):,} events, {len(items.unique()):,} distinct items, {rate_of_ones:.3f} positive, {days:.0f} days"
     )
     report(f"prepared in {time.perf_counter() - start:.0f} seconds")
-    rates = "".join(f"{f'rate {rate}':>11}" for rate in RATES)
+    rates = "".join(f"{f'rate {rate}':>11}" for rate in arguments.rates)
     report(f"{'':34}{rates}{'2nd half':>10}{'MB, most':>10}{'MB, last':>10}{'seconds':>9}")
     results = {}
     # Long runs are started first, so that the processes end at about the same time.
     slowest = sorted(_ARMS, key=lambda name: name.startswith("hash"))
-    jobs = [(name, rate) for name in slowest for rate in RATES]
+    jobs = [(name, rate) for name in slowest for rate in arguments.rates]
     with get_context("fork").Pool(arguments.processes) as pool:
         finished = pool.imap(_run_arm, jobs, chunksize=1)
         for name in slowest:
-            runs = [next(finished) for _ in RATES]
+            runs = [next(finished) for _ in arguments.rates]
             best = results[name] = min(runs, key=lambda result: result.loss)
             losses = "".join(f"{result.loss:11.4f}" for result in runs)
             peak, last = max(best.memory) / 1e6, best.memory[-1] / 1e6

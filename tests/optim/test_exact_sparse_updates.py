@@ -229,21 +229,22 @@ for cls, options, width, count in (
 
 
 @ON_ENGINES
-def test_changes_between_steps(engine: str) -> None:
+@pytest.mark.parametrize("cls", [cadam.CAdam, cadam.CAmsGrad])
+def test_changes_between_steps(cls: type[cadam.Optimizer], engine: str) -> None:
     """New betas, dense gradients, lazy updates and a checkpoint in between take effect from their step on."""
     param, reference = table(engine=engine), table(engine=engine)
-    ours = cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine])
-    theirs = cadam.CAdam([reference], lr=0.03)
+    ours = cls([param], lr=0.03, **EXACT, **ENGINES[engine])
+    theirs = cls([reference], lr=0.03)
     for step, (ids, values) in enumerate(batches(40)):
         if step == 10:
             for each in (ours, theirs):
                 each.param_groups[0]["betas"] = (0.5, 0.9)
         if step == 20:
             state = ours.state_dict()
-            ours = cadam.CAdam([param], lr=1.0, **EXACT, **ENGINES[engine])
+            ours = cls([param], lr=1.0, **EXACT, **ENGINES[engine])
             ours.load_state_dict(state)
             for each in (ours, theirs):
-                each.param_groups[0]["betas"] = (0.8, 0.95)
+                each.param_groups[0]["betas"] = (0.8, 0.999)
         reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
         if step % 8 == 5:
             param.grad = reference.grad.clone()
@@ -257,6 +258,21 @@ def test_changes_between_steps(engine: str) -> None:
         set_grad(param, np.array([0]), np.ones((1, WIDTH)))
         ours.step()
         assert (LAST_STEPS in ours.state[param]) == (mode == "exact")
+
+
+@ON_ENGINES
+def test_amsgrad_from_the_middle_of_a_run_on(engine: str) -> None:
+    param, reference = table(engine=engine), table(engine=engine)
+    ours = cadam.CAdam([param], lr=0.03, betas=(0.9, 0.9), **EXACT, **ENGINES[engine])
+    theirs = cadam.CAdam([reference], lr=0.03, betas=(0.9, 0.9))
+    for step, (ids, values) in enumerate(batches(40)):
+        for each in (ours, theirs):
+            each.param_groups[0]["amsgrad"] = step >= 20
+        reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
+        set_grad(param, ids, values)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(param, reference, rtol=0, atol=1e-12)
 
 
 @ON_ENGINES
@@ -332,18 +348,20 @@ def test_rows_that_are_reset_begin_without_moments() -> None:
 
 
 @ON_ENGINES
-@pytest.mark.parametrize("storage", ["float32", "int8"])
-def test_updates_of_plain_tensors(storage: str, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("storage", "cls"), [("float32", cadam.CAdam), ("int8", cadam.CAdam), ("float32", cadam.CAmsGrad)]
+)
+def test_updates_of_plain_tensors(storage: str, cls: type[cadam.Optimizer], engine: str) -> None:
     """Row updates have the result of the optimizer, also after betas change; updates of earlier steps are refused."""
     options = {"lr": 0.03, "moments": storage, **EXACT, **ENGINES[engine]}
     param, copied = table(torch.float32, engine=engine), table(torch.float32, engine=engine).detach()
-    optimizer = cadam.CAdam([param], **options)
-    state = cadam.sparse_update.new_state(copied, **options)
-    group = complete(cadam.CAdam, options)
-    update = RowUpdate(copied, state, cadam.CAdam, group)
+    optimizer = cls([param], **options)
+    state = cadam.sparse_update.new_state(copied, optimizer=cls, **options)
+    group = complete(cls, options)
+    update = RowUpdate(copied, state, cls, group)
     for step, (ids, values) in enumerate(batches(30), 1):
         if step == 15:
-            optimizer.param_groups[0]["betas"] = group["betas"] = (0.5, 0.9)
+            optimizer.param_groups[0]["betas"] = group["betas"] = (0.5, 0.9999)
         set_grad(param, ids, values)
         optimizer.step()
         update(torch.from_numpy(ids).to(copied.device), torch.from_numpy(values).to(copied), step=step)

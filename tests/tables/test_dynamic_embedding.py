@@ -240,6 +240,12 @@ def test_a_compiled_model_looks_up_outside_of_its_graph() -> None:
     assert table.counters().admitted == 2
 
 
+@pytest.mark.parametrize("convert", [torch.jit.trace, torch.export.export])
+def test_a_graph_that_would_keep_the_rows_of_its_example_is_refused(convert: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match="cannot be traced or exported"):
+        convert(nn.Sequential(DynamicEmbedding(4)).eval(), (torch.arange(3),))
+
+
 def test_a_scheduler_and_named_parameters_follow_the_growth() -> None:
     model = nn.ModuleDict(
         {"before": nn.Linear(2, 2), "table": DynamicEmbedding(4, chunk_rows=8), "after": nn.Linear(2, 2)}

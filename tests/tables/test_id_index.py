@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -159,6 +160,24 @@ def test_all_forms_of_an_integer_are_the_same_id() -> None:
     assert shape == (2, 1)
     assert convert_ids(torch.tensor([[1, 2], [3, 4]]).t())[0].tolist() == [1, 3, 2, 4]
     assert convert_ids([])[1] == (0,)
+    assert convert_ids([np.int32(-1), 5, np.uint64(largest)])[0].tolist() == [largest, 5, largest]
+
+
+class Column:
+    """An object that numpy can convert to an array, such as a column of a data frame."""
+
+    def __init__(self, values: list[object]) -> None:
+        self.values = values
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.array(self.values)
+
+
+def test_columns_of_data_frames_are_ids() -> None:
+    assert convert_ids(Column([-1, 5]))[0].tolist() == convert_ids([-1, 5])[0].tolist()
+    assert convert_ids(Column(["ann", "bob"]))[0].tolist() == convert_ids(["ann", "bob"])[0].tolist()
+    with pytest.raises(TypeError, match="got float"):
+        convert_ids(Column([1, math.nan]))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +192,7 @@ def test_all_forms_of_an_integer_are_the_same_id() -> None:
         ("abc", TypeError, "a sequence, got str"),
         (torch.tensor([1.0]), TypeError, "torch.float32"),
         (torch.tensor([True]), TypeError, "torch.bool"),
+        (torch.tensor([1]).to_sparse(), TypeError, "torch.sparse_coo"),
         ([[1, 2], [3]], ValueError, "equal lengths"),
         (["\ud800"], ValueError, "cannot be encoded as UTF-8"),
     ],

@@ -329,14 +329,18 @@ def _complete_last_steps(state: dict[str, Any], param: Tensor, rule: Rule, o: Op
         applied = state[AGING_OPTIONS].tolist()
         if is_exact and np.array_equal(applied, aging_options(rule, o), equal_nan=True):
             return
-        catch_up(state, rule)
+        catch_up(state, rule, o if is_exact else None)
     if is_exact:
         step = int(state.get("step", 0))
         state[LAST_STEPS] = filled(row_shape(param), step, torch.int32, param.device)
         state[AGING_OPTIONS] = torch.tensor(aging_options(rule, o), dtype=torch.float64, device="cpu")
 
 
-def catch_up(state: dict[str, Any], rule: Rule) -> None:
+_FUNCTIONS = SimpleNamespace(square=torch.square, sqrt=torch.sqrt, sign=torch.sign, maximum=torch.maximum)
+"""The functions that a rule's `age` and `update` may call."""
+
+
+def catch_up(state: dict[str, Any], rule: Rule, following: Options | None = None) -> None:
     """Let the moments of all rows make up for the steps that they missed, and remove the record of these steps.
 
     Quantized moments are rounded to nearest.
@@ -344,6 +348,9 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
     Args:
         state: The state of a table with exact sparse updates, whose buffers are replaced.
         rule: The rule of the optimizer.
+        following: The options of the steps that follow if these are exact, too. A running maximum then contains the
+            first of them, since other options may correct the second moment of a row without a gradient to a larger
+            one. In the steps after that it decreases.
     """
     last_steps, numbers = state.pop(LAST_STEPS), state.pop(AGING_OPTIONS).tolist()
     o = read_aging_options(rule, numbers)
@@ -359,7 +366,11 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
     }
     dtype = next(iter(work.values())).dtype
     c = {name: torch.as_tensor(v).to(dtype) for name, v in rule.aging(missed, o, ScalarFunctions).items()}
-    aged = rule.age(SimpleNamespace(**work), SimpleNamespace(**c), SimpleNamespace(square=torch.square))
+    aged = rule.age(SimpleNamespace(**work), SimpleNamespace(**c), _FUNCTIONS)
+    if following is not None:
+        maxima = _maxima_after(aged, rule, following, int(state["step"]) + 1)
+        aged.update(maxima)
+        state.update({name: maximum for name, maximum in maxima.items() if name not in buffers})
     for name, buffer in buffers.items():
         if buffer.is_floating_point():
             state[name] = aged[name].to(buffer.dtype)
@@ -369,7 +380,18 @@ def catch_up(state: dict[str, Any], rule: Rule) -> None:
             state[name], state[scale_name(name)] = quantized, scales
 
 
-def catch_up_in_place(state: Mapping[str, Tensor], rule: Rule, numbers: tuple[float, ...], step: int) -> None:
+def _maxima_after(moments: Mapping[str, Tensor], rule: Rule, o: Options, step: int) -> dict[str, Tensor]:
+    """Return the running maxima after a step without a gradient."""
+    names = [name for name in rule.state(o) if rule.moments.get(name) == "maximum"]
+    zeros = torch.zeros_like(next(iter(moments.values())))
+    c = SimpleNamespace(**rule.coefficients(step, o, ScalarFunctions))
+    state = rule.update(zeros, SimpleNamespace(**{**dict.fromkeys(names, zeros), **moments}), c, _FUNCTIONS).state
+    return {name: state[name] for name in names}
+
+
+def catch_up_in_place(
+    state: Mapping[str, Tensor], rule: Rule, numbers: tuple[float, ...], step: int, following: Options
+) -> None:
     """Let the moments of all rows of a table make up for the steps that they missed before the options change.
 
     Args:
@@ -377,13 +399,14 @@ def catch_up_in_place(state: Mapping[str, Tensor], rule: Rule, numbers: tuple[fl
         rule: The rule of the optimizer.
         numbers: The options by which the rows have aged so far, see `aging_options`.
         step: The number of steps that the table has taken.
+        following: The options of the steps that follow.
     """
     aged: dict[str, Any] = {
         **state,
         AGING_OPTIONS: torch.tensor(numbers, dtype=torch.float64, device="cpu"),
         "step": step,
     }
-    catch_up(aged, rule)
+    catch_up(aged, rule, following)
     for name, tensor in state.items():
         if name != LAST_STEPS:
             tensor.copy_(aged[name])

@@ -66,8 +66,9 @@ class Optimizer(keras.optimizers.Optimizer):
     def __init__(self, learning_rate: Any, own: Mapping[str, Any], keras_arguments: Mapping[str, Any]) -> None:
         for name in SPARSE_OPTIONS & keras_arguments.keys():
             raise ValueError(
-                f"{name} is an option of sparse updates, and the gradients of tables are dense in Keras: a step does "
-                "not know which rows it updates. Use cadam.jax.sparse_update or the torch classes for such tables"
+                f"{name} is an option of sparse updates, and the Keras optimizers make all gradients dense, so that "
+                "every backend has the same result: a step does not know which rows it updates. Use "
+                "cadam.jax.sparse_update or the torch classes for such tables"
             )
         super().__init__(learning_rate=learning_rate, **keras_arguments)
         self._own = dict(own)

@@ -198,7 +198,7 @@ class RowUpdate:
         rule = self._optimizer.rule
         aging = aging_options(rule, self._group.numbers)
         if aging != self._aging:
-            moment_state.catch_up_in_place(self.state, rule, self._aging, step)
+            moment_state.catch_up_in_place(self.state, rule, self._aging, step, self._group.numbers)
             self._aging = aging
 
     def _record(self, engine: Engine, batch: KernelBatch) -> None:

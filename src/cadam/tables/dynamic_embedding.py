@@ -158,8 +158,15 @@ class DynamicEmbedding(nn.Module):
         Raises:
             TypeError: If the ids are neither integers nor texts.
             ValueError: If an id does not fit into 64 bits.
-            RuntimeError: If several processes train, each of which would give rows to ids in another order.
+            RuntimeError: If several processes train, each of which would give rows to ids in another order, or the
+                table is traced, which would keep the rows of the example.
         """
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_traced or torch.compiler.is_exporting():
+            raise RuntimeError(
+                "DynamicEmbedding cannot be traced or exported: the graph would always return the rows of its example. "
+                "Look the ids up outside of the exported model, and pass it the embeddings"
+            )
         converted, shape = convert_ids(ids)
         rows = self._on_device(self._train_rows(converted) if self.training else self._index.find(converted))
         values: Tensor = Lookup.apply(rows, self._check_attached, *self._chunks())  # type: ignore[no-untyped-call]

@@ -22,7 +22,8 @@ def convert_ids(ids: Any) -> tuple[Ids, tuple[int, ...]]:
     its UTF-8 encoding: FNV-1a, then the finalizer of splitmix64, as in feature hashing.
 
     Args:
-        ids: A tensor or an array of integers, an array of texts, or a possibly nested sequence of integers or of texts.
+        ids: A tensor or an array of integers, an array of texts, another object that numpy can convert to one of them,
+            such as a column of pandas, or a possibly nested sequence of integers or of texts.
 
     Returns:
         The ids in one dimension, and the shape of the argument.
@@ -33,13 +34,13 @@ def convert_ids(ids: Any) -> tuple[Ids, tuple[int, ...]]:
             different lengths.
     """
     if isinstance(ids, Tensor):
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise TypeError(f"ids must be integers or texts, got a tensor of {ids.dtype}")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.layout != torch.strided:
+            raise TypeError(f"ids must be integers or texts, got a tensor of {ids.dtype}, {ids.layout}")
         if ids.dtype != torch.uint64:
             ids = ids.to(torch.int64)
         array = ids.detach().cpu().contiguous().numpy()
         return array.view(np.uint64).reshape(-1), tuple(ids.shape)
-    values = ids if isinstance(ids, np.ndarray) else _as_array(ids)
+    values = np.asarray(ids) if hasattr(ids, "__array__") else _as_array(ids)
     shape = values.shape
     if values.dtype.kind in "iu":
         wide = np.uint64 if values.dtype.kind == "u" else np.int64
@@ -49,13 +50,13 @@ def convert_ids(ids: Any) -> tuple[Ids, tuple[int, ...]]:
         return np.zeros(0, np.uint64), shape
     if all(isinstance(value, str) for value in flat):
         return _hash_texts(flat), shape
-    kinds = sorted({type(value).__name__ for value in flat})
-    if kinds != ["int"]:
+    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in flat):
+        kinds = sorted({type(value).__name__ for value in flat})
         raise TypeError(f"ids must be all integers or all texts, got {', '.join(kinds)}")
     for value in flat:
         if not -(1 << 63) <= value < 1 << 64:
             raise ValueError(f"the id {value} does not fit into 64 bits")
-    return np.array([value % (1 << 64) for value in flat], np.uint64), shape
+    return np.array([int(value) % (1 << 64) for value in flat], np.uint64), shape
 
 
 def _as_array(ids: Any) -> np.ndarray[Any, Any]:
