@@ -134,7 +134,7 @@ class FusedStep(TrainingStep):
                 return None
             self._layout = _Layout(self.model, self.optimizer)
         fused = self._passes.get(count)
-        if fused is None:
+        if fused is None or fused.has_cleared_gradients():
             if len(self._passes) == MAX_SIZES:
                 self._passes.clear()
             compiled = compiled_inputs(self.model.inputs, KERNEL_CONSTANTS)
@@ -278,6 +278,11 @@ class FusedPass:
             *deep,
         ]
         """Each parameter and its gradient."""
+        self.table_grads = [grad for _, grad in self.grads if grad.is_sparse]
+
+    def has_cleared_gradients(self) -> bool:
+        """Whether a gradient has lost its memory. This is what `zero_` does to sparse tensors."""
+        return any(grad._nnz() != self.batch.rows.numel() for grad in self.table_grads)
 
     def _new_id_batch(self, compiled: CompiledInputs) -> JointBatch | None:
         if self.id_features is None:
