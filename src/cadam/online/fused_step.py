@@ -108,6 +108,11 @@ class FusedStep(TrainingStep):
         self.count_steps(1, count)
         return scores
 
+    @property
+    def description(self) -> str:
+        """A description of how the model is trained, as that of `TrainingStep`."""
+        return super().description if self.find_unsupported() else "in batches, with a fused training step"
+
     def find_unsupported(self) -> str | None:
         """Return why batches are processed by autograd in the present state of model and optimizer, or None."""
         assert isinstance(self.model, Linear)
