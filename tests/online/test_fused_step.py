@@ -237,7 +237,8 @@ def clear_gradients_in_place(step: TrainingStep, number: int, handles: list[Any]
 def test_what_users_do_with_steps_and_gradients_counts(kind: type[CAdam], change: Callable[..., None]) -> None:
     steps = []
     for create in (create_training_step, TrainingStep):
-        model, handles = build("deepfm", torch.float64), []
+        model = build("deepfm", torch.float64)
+        handles: list[Any] = []
         steps.append(create(model, kind(model.named_parameters(), lr=0.01), LOG_LOSS))
         for number in range(6):
             change(steps[-1], number, handles)
