@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -238,7 +239,8 @@ def test_a_run_does_not_resume_with_another_schema(
         ({"--data": "ftp://x"}, "ftp://x does not exist\na source is one of\n  PATH"),
         ({"--data": "clicks.parquet"}, "clicks.parquet does not exist"),
         ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
-        ({"--data": "csv:nowhere.csv"}, "is not a file"),
+        ({"--data": "csv:nowhere.csv"}, "nowhere.csv is not a file\n"),
+        ({"--data": "csv:/dev/null"}, "/dev/null is not a file: give csv:- and pipe the data to standard input"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
         ({"--every": "0"}, "must be at least 1 event apart"),
         ({"--unmatched": "negative"}, "--unmatched negative needs --horizon"),
@@ -287,6 +289,23 @@ def test_a_misspelled_column_is_named_with_the_existing_columns(
     message = "has no column 'prize', which the schema requires; it has event, user, item, price, click, at\n"
     assert capsys.readouterr().err == f"cadam run: {uri.partition(':')[2]} {message}"
     assert not (tmp_path / "state").exists()
+
+
+def test_rows_after_a_damaged_page_count_as_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.parquet"
+    schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
+    names = [*schema["features"], "click"]
+    pq.write_table(pa.table(table(1000)).select(names), path, row_group_size=400, use_dictionary=False)
+    page = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[page : page + 40] = bytes(40)
+    path.write_bytes(content)
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    assert run(path, "--schema", tmp_path / "schema.json", "--checkpoint", tmp_path / "state", "--batch-size", 5) == 1
+    error = capsys.readouterr().err
+    assert re.search(r"640 events, and 360 rejected \(36\.00%: 360 x the file cannot be read", error)
+    assert "more than 1.0% of the events were rejected" in error
+    assert "write the damaged file again" in error
 
 
 @pytest.mark.parametrize("label_first", [True, False])

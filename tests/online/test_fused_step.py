@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cadam import CAdam
+from cadam import CAdam, clip_grad_norm_
 from cadam.online import Events, Learner, fused_step, models
 from cadam.online.fused_step import MODELS, FusedStep, create_training_step
 from cadam.online.models.model_file import LOG_LOSS
@@ -196,6 +196,58 @@ def test_a_parameter_that_moves_in_memory_is_noticed() -> None:
     assert is_fused(fused)
     for key, value in generic.model.state_dict().items():
         torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+class Clipping(CAdam):
+    """An optimizer whose step does more than that of its base class."""
+
+    def step(self, closure: Any = None) -> Any:
+        clip_grad_norm_([param for group in self.param_groups for param in group["params"]], 0.01)
+        return super().step(closure)
+
+
+def double_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = 2 * param.grad
+
+
+def replace_gradients_for_a_while(step: TrainingStep, number: int, handles: list[Any]) -> None:
+    if number == 2:
+        handles.append(step.optimizer.register_step_pre_hook(double_gradients))
+    if number == 4:
+        handles.pop().remove()
+
+
+def clear_gradients_in_place(step: TrainingStep, number: int, handles: list[Any]) -> None:
+    if number == 2:
+        step.optimizer.zero_grad(set_to_none=False)
+        step.optimizer.register_step_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (Clipping, lambda *_: None),
+        (CAdam, replace_gradients_for_a_while),
+        (CAdam, clear_gradients_in_place),
+    ],
+    ids=["own step", "hook", "cleared"],
+)
+def test_what_users_do_with_steps_and_gradients_counts(kind: type[CAdam], change: Callable[..., None]) -> None:
+    steps = []
+    for create in (create_training_step, TrainingStep):
+        model = build("deepfm", torch.float64)
+        handles: list[Any] = []
+        steps.append(create(model, kind(model.named_parameters(), lr=0.01), LOG_LOSS))
+        for number in range(6):
+            change(steps[-1], number, handles)
+            assert steps[-1].learn(columns(32, number)) is not None
+    fused, generic = steps
+    assert isinstance(fused, FusedStep)
+    assert fused._passes
+    for key, value in generic.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[key], value, rtol=1e-9, atol=1e-9, msg=key)
 
 
 @pytest.mark.parametrize(

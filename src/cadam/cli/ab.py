@@ -427,7 +427,8 @@ class StreamReader:
                 print(f"reading: {self.events:,} events so far; --events N uses only the first N", flush=True)
             if not isinstance(batch, Batch):
                 continue
-            self.reasons.update(generalize_reason(record.reason) for record in batch.rejected)
+            for record in batch.rejected:
+                self.reasons[generalize_reason(record.reason)] += record.events
             if batch.rejected and not self.first_reject:
                 self.first_reject = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
             if batch.events is not None and study.is_per_event and self.events + len(batch.events) > limit:

@@ -38,6 +38,11 @@ class CompiledStep(TrainingStep):
             raise RuntimeError(f"torch.compile needs {problem}; or learn without compile")
         self._compiled = torch.compile(model, dynamic=True)
 
+    @property
+    def description(self) -> str:
+        """A description of how the model is trained."""
+        return "in batches, compiled by torch.compile"
+
     def _compute_scores(self, features: dict[str, Tensor]) -> Tensor:
         scores: Tensor = self._compiled(**features)
         return scores

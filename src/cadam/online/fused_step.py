@@ -108,6 +108,11 @@ class FusedStep(TrainingStep):
         self.count_steps(1, count)
         return scores
 
+    @property
+    def description(self) -> str:
+        """A description of how the model is trained, as that of `TrainingStep`."""
+        return super().description if self.find_unsupported() else "in batches, with a fused training step"
+
     def find_unsupported(self) -> str | None:
         """Return why batches are processed by autograd in the present state of model and optimizer, or None."""
         assert isinstance(self.model, Linear)
@@ -134,7 +139,7 @@ class FusedStep(TrainingStep):
                 return None
             self._layout = _Layout(self.model, self.optimizer)
         fused = self._passes.get(count)
-        if fused is None:
+        if fused is None or fused.has_cleared_gradients():
             if len(self._passes) == MAX_SIZES:
                 self._passes.clear()
             compiled = compiled_inputs(self.model.inputs, KERNEL_CONSTANTS)
@@ -278,6 +283,11 @@ class FusedPass:
             *deep,
         ]
         """Each parameter and its gradient."""
+        self.table_grads = [grad for _, grad in self.grads if grad.is_sparse]
+
+    def has_cleared_gradients(self) -> bool:
+        """Whether a gradient has lost its memory. This is what `zero_` does to sparse tensors."""
+        return any(grad._nnz() != self.batch.rows.numel() for grad in self.table_grads)
 
     def _new_id_batch(self, compiled: CompiledInputs) -> JointBatch | None:
         if self.id_features is None:

@@ -74,6 +74,12 @@ class GraphStep(TrainingStep):
         self._eager_steps: Counter[Key] = Counter()
         self._captures = 0
 
+    @property
+    def description(self) -> str:
+        """A description of how the model is trained, and of the reason if CUDA graphs are not used."""
+        graphs = "as CUDA graphs" if self.unsupported is None else f"not as CUDA graphs: {self.unsupported}"
+        return f"in batches, {graphs}"
+
     def learn(self, columns: Columns) -> Array | None:
         """Compute the scores of labeled events, then take one optimizer step, as described in `TrainingStep.learn`."""
         captured = None

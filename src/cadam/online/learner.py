@@ -32,11 +32,9 @@ from torch import nn
 from ..checkpoint_files import check_like, expect_valid_content
 from ..optim.alignment import Ratio
 from ..printable import printable
-from .compiled_step import CompiledStep
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
-from .fused_step import FusedStep, create_training_step
-from .graph_step import GraphStep
+from .fused_step import create_training_step
 from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
@@ -44,7 +42,6 @@ from .labels.training_queue import TrainingQueue
 from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric, accepts_weights
-from .models import Inputs
 from .models.model_file import LOG_LOSS, is_log_loss
 from .monitoring.drift import DriftMonitor
 from .monitoring.reject_limit import rejected_share
@@ -655,19 +652,7 @@ class Learner:
     def training_mode(self) -> str:
         """A description of how the model is trained, and of the reason if compiled code is not used."""
         if self.per_event is None:
-            step = self.training if self.rate_tuning is None else self.rate_tuning.leader
-            if isinstance(step, GraphStep):
-                graphs = "as CUDA graphs" if step.unsupported is None else f"not as CUDA graphs: {step.unsupported}"
-                return f"in batches, {graphs}"
-            if isinstance(step, CompiledStep):
-                return "in batches, compiled by torch.compile"
-            if isinstance(step, FusedStep) and step.find_unsupported() is None:
-                return "in batches, with a fused training step"
-            layers = [module for module in self.model.modules() if isinstance(module, Inputs)]
-            reasons = [reason for layer in layers if (reason := layer.find_uncompiled()) is not None]
-            if layers and not reasons:
-                return "in batches, with a compiled input layer"
-            return "with torch, in batches" + "".join(f": {reason}" for reason in reasons)
+            return (self.training if self.rate_tuning is None else self.rate_tuning.leader).description
         return f"one event at a time, {self.per_event if isinstance(self.per_event, str) else 'compiled'}"
 
     @property

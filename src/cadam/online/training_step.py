@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .data.events import Array, Columns, Events, select_features
 from .models.id_features import IdFeatures
-from .models.inputs import cast_features, feature_dtype
+from .models.inputs import Inputs, cast_features, feature_dtype
 from .models.mode import declared_modules, is_same_in_training
 
 Loss = Callable[..., Tensor]
@@ -77,6 +77,15 @@ class TrainingStep:
             module.attach(optimizer)
         # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
         self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
+
+    @property
+    def description(self) -> str:
+        """A description of how the model is trained, and of the reason if compiled code is not used."""
+        layers = [module for module in self.model.modules() if isinstance(module, Inputs)]
+        reasons = [reason for layer in layers if (reason := layer.find_uncompiled()) is not None]
+        if layers and not reasons:
+            return "in batches, with a compiled input layer"
+        return "with torch, in batches" + "".join(f": {reason}" for reason in reasons)
 
     def advance(self, time: float, events: int) -> None:
         """Set the clock of features of the kind `id`, see `IdFeatures.advance`."""

@@ -100,13 +100,12 @@ class Optimizer(torch.optim.Optimizer):
         Returns:
             An object for the next call.
         """
-        plan, has_scaler = self._plan, hasattr(self, "grad_scale") or hasattr(self, "found_inf")
-        is_same = previous is not None and plan is not None and plan.last_step is previous
-        if is_same and not (has_scaler or "step" in self.__dict__ or self._has_hooks()):
-            assert plan is not None
-            self._plan = (
-                None  # A plan that does not fit has adopted the changes, so that it would seem to fit next time.
-            )
+        if not self._has_plain_step():
+            self.step()  # It may give the parameters other gradients, so the next call must not repeat this step.
+            return None
+        plan = self._plan
+        if previous is not None and plan is not None and plan.last_step is previous:
+            self._plan = None  # A plan that does not fit has adopted the changes: next time it would seem to fit.
             if plan.fits(self.param_groups, self.state, unscale=False):
                 self._plan = plan
                 if plan.repeat():
@@ -117,6 +116,12 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self._keeps_grads = False
         return None if self._plan is None else self._plan.last_step
+
+    def _has_plain_step(self) -> bool:
+        """Whether `step` does nothing but the update: no hook, scaler, profiler or method of the user takes part."""
+        return type(self).step in _PLAIN_STEPS and not (
+            "step" in self.__dict__ or hasattr(self, "grad_scale") or hasattr(self, "found_inf") or self._has_hooks()
+        )
 
     def _has_hooks(self) -> bool:
         """Whether a hook of the step or a profiler is active."""
@@ -600,7 +605,13 @@ def _bypass_hooks(unhooked: Callable[..., Any], hooked: Callable[..., Any]) -> C
         return unhooked(self, *args, **kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
+    if unhooked in _PLAIN_STEPS:
+        _PLAIN_STEPS.add(step)
     return step
+
+
+_PLAIN_STEPS = {Optimizer.step}
+"""The step of this module, and what `_bypass_hooks` makes of it for each class. Subclasses can have another one."""
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]

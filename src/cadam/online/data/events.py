@@ -166,6 +166,8 @@ class Rejected:
     """The beginning of the record's text."""
     size: int
     """The size of the complete record in bytes."""
+    events: int = 1
+    """The number of events that cannot be used: all rows of a file from some row on, if the file is damaged there."""
 
     def __post_init__(self) -> None:
         # Names of columns and files are printed, logged and exported as labels of metrics.

@@ -62,6 +62,8 @@ def suggest_fix(counts: Mapping[str, int], schema: Schema) -> str:
         )
     if "not a time of the format" in reason:
         return f"give the format of the times in {column!r}, as in --time {shell_word(f'{column}:%d/%m/%Y %H:%M')}"
+    if reason.startswith("the file cannot be read"):
+        return "write the damaged file again, or remove it"
     return "run `cadam schema` on the data, and look at the reasons"
 
 

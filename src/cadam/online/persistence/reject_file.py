@@ -143,11 +143,11 @@ class Rejections:
 
     def add(self, rejected: Sequence[Rejected]) -> None:
         """Count and write rejected events."""
-        previous, self.count = self.count, self.count + len(rejected)
+        previous, self.count = self.count, self.count + sum(event.events for event in rejected)
         for event in rejected:
             reason = generalize_reason(event.reason)
             has_room = reason in self.reasons or len(self.reasons) < MAX_REASONS
-            self.reasons[reason if has_room else OTHER_REASONS] += 1
+            self.reasons[reason if has_room else OTHER_REASONS] += event.events
         if self.file is not None:
             self.file.add(rejected)
         if previous.bit_length() != self.count.bit_length():

@@ -103,7 +103,9 @@ class LinesSource(Source):
         self.patience, self.max_bytes, self.poll = patience, max_bytes, poll
         self.is_pipe = self.path == "-"
         if not self.is_pipe and not Path(path).is_file():
-            raise FileNotFoundError(f"{path} is not a file")
+            is_pipe = Path(path).exists() and not Path(path).is_dir()
+            advice = f": give {format}:- and pipe the data to standard input" if is_pipe else ""
+            raise FileNotFoundError(f"{path} is not a file{advice}")
         if follow and is_compressed(path):
             raise ValueError(
                 f"{path} is compressed and cannot be followed: follow the uncompressed file, or read this one without "

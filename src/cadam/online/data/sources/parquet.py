@@ -91,8 +91,8 @@ class ParquetSource(Source):
         """The `_identity` of the current file when it was opened."""
         self._unreadable_folders: set[str] = set()
         self._watch = ColumnWatch(schema, str(path))
-        self._rows = 1
-        """The number of rows of the current file."""
+        self._rows = 0
+        """The number of rows of the current file; 0 if it is not known."""
 
     @classmethod
     def from_uri(cls, uri: str, schema: Schema, **options: Any) -> ParquetSource | None:
@@ -196,12 +196,13 @@ class ParquetSource(Source):
                 return
             first = self.chunk * self.batch_size * CHUNK_BATCHES
             where = f"{path}, row {first} and all after it" if first else str(path)
+            rows = max(1, self._rows - first)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
             if not (self.chunk or self.batch):
                 self.rejected.add(self.queue[0])
                 self._attempted.add(self.queue[0])
             self._finish_file()
-            yield Batch(rejected=[Rejected(reason[:MAX_REJECTED_TEXT], where, "", size)])
+            yield Batch(rejected=[Rejected(reason[:MAX_REJECTED_TEXT], where, "", size, rows)])
 
     def _finish_file(self) -> None:
         self.done[self.queue.pop(0)] = self._opened
@@ -216,7 +217,7 @@ class ParquetSource(Source):
         import pyarrow.parquet as pq
 
         # Before the file is opened: if it is replaced from now on, the new file is recognized as another one.
-        self._opened = None
+        self._opened, self._rows = None, 0
         self._opened, fingerprint = _identity(path), _fingerprint(path)
         rows = self.batch_size * CHUNK_BATCHES
         first = self.chunk * rows
@@ -228,9 +229,10 @@ class ParquetSource(Source):
                 raise pa.ArrowInvalid("it is not the file that was being read")
             self.fingerprint = fingerprint
             group_sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            total = self._rows = file.metadata.num_rows
+            total = file.metadata.num_rows
             if sum(group_sizes) != total or min(group_sizes, default=0) < 0:
                 raise pa.ArrowInvalid(f"its metadata says {total} rows, but {sum(group_sizes)} in its row groups")
+            self._rows = total
             group_starts = np.cumsum([0, *group_sizes])
             group = int(np.searchsorted(group_starts, first, side="right")) - 1
             skip = first - int(group_starts[min(group, len(group_starts) - 1)])
