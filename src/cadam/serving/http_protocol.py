@@ -30,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._header_bytes, self._waits_since = 0, 0.0
+        self._header_bytes, self._waits_since, self._is_refused = 0, 0.0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a connection, and close the oldest idle one if there are too many."""
@@ -50,16 +50,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the headers are too large."""
+        if self._is_refused:
+            return
         if self._is_idle():
             if not self._header_bytes:
                 self._waits_since = self.loop.time()
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and self._headers_end_late(data):
-                self.transport.write(TOO_LARGE)
-                self.transport.close()
+                self._refuse()
                 return
         if not self.transport.is_closing():
             super().data_received(data)
+
+    def _refuse(self) -> None:
+        """Answer headers that are too large, and discard the rest of the request until the client or a sweep closes.
+
+        If the connection were closed with data that was not read, the system would reset it, and a client that is still
+        sending would lose the answer.
+        """
+        self._is_refused = True
+        self.transport.write(TOO_LARGE)
+        self.transport.write_eof()
 
     def _headers_end_late(self, data: bytes) -> bool:
         """Whether the headers do not end within the allowed bytes. Later bytes may belong to the body."""
