@@ -85,7 +85,7 @@ class StatusFile:
             families.append(version)
         families += _arm_families(learner)
         message = status_message(self.title, self.started, families, point)
-        message["covered"], message["time"] = self._covered, time.time()
+        message["covered"] = self._covered
         message["champion"] = str(learner.arm)
         message["challengers"] = [str(each.arm) for each in learner.challengers]
         message["failed"] = [str(each.arm) for each in learner.challengers if each.failure is not None]
