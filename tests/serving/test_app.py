@@ -161,6 +161,7 @@ def test_the_id_of_a_nested_object_is_the_id_of_the_event(tmp_path: Path) -> Non
     assert post(state, "/predict", event).json()["repeated"] == ["r1"]
     for value in ({}, {"id": None}):
         assert len(post(state, "/predict", {"item": "a", "request": value}).json()["predictions"][0]["id"]) == 32
+    assert "the id is empty" in post(state, "/predict", {**event, "request.id": ""}).json()["error"]
     assert logged(state.config.path, "label") == [("r1", "1")]
     state.close()
 

@@ -408,6 +408,8 @@ def check_id(key: int | str) -> str:
     """Return what is wrong with an id; empty if nothing is."""
     if isinstance(key, int):
         return ""
+    if not key:
+        return "the id is empty"
     if len(key) > MAX_ID_LENGTH:
         return f"the id has {len(key)} characters, more than {MAX_ID_LENGTH}"
     try:
