@@ -320,6 +320,7 @@ def test_the_description_has_the_columns(state: FrontState) -> None:
         description = (await client.get("/openapi.json")).json()
         event = description["components"]["schemas"]["Event"]
         assert event["properties"]["shop"] == {"type": ["integer"], "minimum": 0, "maximum": 3}
+        assert event["properties"]["title"] == {"type": ["string", "number", "boolean"]}
         assert set(event["required"]) == {"item", "shop", "title"}
         assert {"/predict", "/learn", "/feedback", "/model", "/rollback", "/promote"} <= description["paths"].keys()
 
