@@ -168,7 +168,7 @@ def test_the_id_of_a_nested_object_is_the_id_of_the_event(tmp_path: Path) -> Non
 
 def test_clients_give_ids_only_to_events_without_one() -> None:
     requests = _Requests("http://localhost", None, "request.id", Retries(), 1)
-    events = [{"request": {"id": 5}}, {"request.id": "a"}]
+    events: list[dict[str, Any]] = [{"request": {"id": 5}}, {"request.id": "a"}]
     assert requests.with_ids(events) == events
     new = requests.with_ids([{"request": {}}, {"request.id": None}, {"request": "id"}])
     assert len({event["request.id"] for event in new}) == 3
