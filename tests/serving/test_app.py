@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import string
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,6 +20,7 @@ from cadam.online import models
 from cadam.online.data.schema import Schema
 from cadam.online.run_config import RunConfig
 from cadam.serving.app import Api
+from cadam.serving.client import Retries, _Requests
 from cadam.serving.config import Limits, ServiceConfig
 from cadam.serving.event_log import EventLog, LogUnavailableError
 from cadam.serving.front_state import FrontState
@@ -140,6 +142,36 @@ def test_a_label_among_the_columns_of_a_prediction_is_not_stored(state: FrontSta
     [(_, body)] = logged(state.config.path, "event")
     assert "rating" not in json.loads(body)
     assert logged(state.config.path, "label") == []
+
+
+def test_the_time_of_a_request_is_that_of_the_service(state: FrontState) -> None:
+    name = state.batcher.time_column
+    assert name is not None
+    assert post(state, "/predict", {**EVENT, name: 1e12}).status_code == 200
+    [(_, body)] = logged(state.config.path, "event")
+    assert abs(json.loads(body)[name] - time.time()) < 3600
+    assert name not in Api(state)._openapi["components"]["schemas"]["Event"]["properties"]
+
+
+def test_the_id_of_a_nested_object_is_the_id_of_the_event(tmp_path: Path) -> None:
+    state = build(tmp_path, Schema({"item": "hash:50"}, label="click", id="request.id:text"))
+    state.start()
+    event = {"item": "a", "request": {"id": "r1"}}
+    assert post(state, "/learn", {**event, "click": 1}).json()["predictions"][0]["id"] == "r1"
+    assert post(state, "/predict", event).json()["repeated"] == ["r1"]
+    for value in ({}, {"id": None}):
+        assert len(post(state, "/predict", {"item": "a", "request": value}).json()["predictions"][0]["id"]) == 32
+    assert "the id is empty" in post(state, "/predict", {**event, "request.id": ""}).json()["error"]
+    assert logged(state.config.path, "label") == [("r1", "1")]
+    state.close()
+
+
+def test_clients_give_ids_only_to_events_without_one() -> None:
+    requests = _Requests("http://localhost", None, "request.id", Retries(), 1)
+    events: list[dict[str, Any]] = [{"request": {"id": 5}}, {"request.id": "a"}]
+    assert requests.with_ids(events) == events
+    new = requests.with_ids([{"request": {}}, {"request.id": None}, {"request": "id"}])
+    assert len({event["request.id"] for event in new}) == 3
 
 
 def test_repeated_ids_are_stored_once(state: FrontState) -> None:
@@ -288,6 +320,7 @@ def test_the_description_has_the_columns(state: FrontState) -> None:
         description = (await client.get("/openapi.json")).json()
         event = description["components"]["schemas"]["Event"]
         assert event["properties"]["shop"] == {"type": ["integer"], "minimum": 0, "maximum": 3}
+        assert event["properties"]["title"] == {"type": ["string", "number", "boolean"]}
         assert set(event["required"]) == {"item", "shop", "title"}
         assert {"/predict", "/learn", "/feedback", "/model", "/rollback", "/promote"} <= description["paths"].keys()
 
@@ -334,8 +367,8 @@ def random_body(generator: random.Random) -> bytes:
     return body
 
 
-def check_random_bodies(state: FrontState, count: int) -> None:
-    generator, statuses = random.Random(1), dict[int, int]()
+def check_random_bodies(state: FrontState, count: int, seed: int = 1) -> None:
+    generator, statuses = random.Random(seed), dict[int, int]()
 
     async def conversation(client: httpx.AsyncClient) -> None:
         for _ in range(count):
@@ -356,5 +389,16 @@ def test_random_bodies_never_fail_the_service(state: FrontState) -> None:
 
 
 @pytest.mark.slow
-def test_many_random_bodies_never_fail_the_service(state: FrontState) -> None:
-    check_random_bodies(state, 100_000)
+def test_many_random_bodies_neither_fail_the_service_nor_fill_its_memory(state: FrontState) -> None:
+    check_random_bodies(state, 20_000)
+    before = resident_bytes()
+    check_random_bodies(state, 80_000, seed=2)
+    assert resident_bytes() < before + (20 << 20)
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        pytest.skip("only Linux tells the memory of a process in this file")
+    return int(statistics.read_text().split()[1]) * resource.getpagesize()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from cadam.cli.main import main
 from cadam.cli.serve_arguments import add_serve_arguments
@@ -18,9 +19,10 @@ from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.checkpoints import list_checkpoints
 from cadam.serving import arms
 from cadam.serving.arms import Arm
-from cadam.serving.config import read_config
+from cadam.serving.config import SERVICE_LOCK_FILE, read_config
 from cadam.serving.learner_report import _arm_families
 from cadam.serving.snapshots import ServedModel
+from cadam.serving.versions import Versions
 from tests.serving.service_process import assert_same_state, replay
 from tests.serving.world import World
 
@@ -176,6 +178,24 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_service_that_runs_or_must_roll_back_is_not_migrated(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.stream(100)
+    world.learn()
+    command = ["migrate", str(world.config.path), "--add", "brand=hash:9?"]
+    with FileLock(world.config.path / SERVICE_LOCK_FILE):
+        assert main(command) == 1
+    assert "stop it first" in capsys.readouterr().err
+    [version] = Versions(world.config.path).list()
+    world.log.add_rollback(version.name, version.position)
+    assert main(command) == 2
+    assert f"has not gone back to version {version.name} yet" in capsys.readouterr().err
+    world.learn()
+    assert main(command) == 0
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)

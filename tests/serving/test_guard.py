@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,7 @@ from cadam.serving.guard import Guard
 from cadam.serving.learner_process import learn
 from cadam.serving.learner_report import STATUS_FILE, RollbackRequestedError
 from cadam.serving.snapshots import GUARD_TAG, SNAPSHOT_FILE
-from cadam.serving.versions import Versions
+from cadam.serving.versions import Version, Versions
 from tests.serving.service_process import wait_for
 from tests.serving.world import World
 
@@ -75,6 +76,35 @@ def test_events_whose_labels_were_rolled_back_wait_no_longer(world: World) -> No
     world.log.append([Entry("label", "waits", "1", 1.0)])
     learner = world.learn()
     assert (learner.learned, len(learner.pending)) == (101, 0)
+
+
+@pytest.mark.parametrize("world", [None], indirect=True)
+def test_a_rollback_to_a_version_that_is_gone_leaves_the_model_in_use(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.stream(300)
+    learned = world.learn().learned
+    world.log.add_rollback("12345", 0)
+    world.stream(100)
+    with caplog.at_level(logging.ERROR):
+        assert world.learn().learned == learned + 100
+    assert "there is no version '12345'" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        world.learn()
+    assert not caplog.text, "it is not tried again"
+
+
+def test_versions_are_ordered_by_what_they_have_learned(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+    versions.folder.mkdir()
+    for name, seconds in (("100", 5000.0), ("200", 1000.0), ("50-r1", 1.0)):  # the clock was set back
+        versions.path(name).touch()
+        versions._write(Version(name, int(name.partition("-")[0]), seconds, 0, 0, None))
+    assert [version.name for version in versions.list()] == ["100", "200", "50-r1"]
+    newest = versions.newest_before(300)
+    assert newest is not None
+    assert newest.name == "50-r1"
 
 
 @pytest.mark.parametrize("world", [None], indirect=True)

@@ -37,5 +37,5 @@ def test_commands_can_be_parsed(name: str) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     options = parser.parse_args(shlex.split(line))
-    assert (options.horizon, options.retain) == (86400, 7 * 86400)
+    assert (options.horizon, options.unmatched, options.retain) == (86400, "drop", 7 * 86400)
     assert options.token_file is not None

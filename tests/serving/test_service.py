@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -237,6 +238,29 @@ def fill(path: Path, free: int) -> None:
         while True:
             file.write(bytes(4096))
     os.truncate(path, max(0, path.stat().st_size - free))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("st") is None, reason="st of schemathesis, from any environment, is not on the path")
+def test_schemathesis_finds_no_error(tmp_path: Path) -> None:
+    features = {
+        "item": "hash:50",
+        "price": "number?",
+        "shop": "category:4",
+        "title": "words:20[3]",
+        "tags": "hash:9[2]?",
+    }
+    (tmp_path / "token").write_text("0123456789abcdef")
+    options = ("--token-file", str(tmp_path / "token"), "--challenger", "adam")
+    with running(tmp_path / "service", *options, schema={"features": features, "label": "rating>=4"}) as service:
+        header = ["-H", "Authorization: Bearer 0123456789abcdef"]
+        command = ["st", "run", f"{service.url}openapi.json", *header, "--checks", "all", "--warnings", "off"]
+        # The description does not tell every text and every item that a list may have.
+        command += ["--exclude-checks", "negative_data_rejection,positive_data_acceptance"]
+        command += ["--max-time", "90", "--seed", "1", "--continue-on-failure"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-6000:]
+        service.stop()
 
 
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:

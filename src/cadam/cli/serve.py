@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         if not is_local and options.token_file is None:
             raise UsageError(
                 f"--address {options.address}: everyone who can reach this machine could teach the model. Give "
-                "--token-file too, or listen on 127.0.0.1 behind a proxy"
+                "--token-file too, or listen on 127.0.0.1"
             )
         writable_paths.check_folder(options.folder or Path("runs"), "FOLDER")
         config = replace(read_config(options), has_local_address=is_local)

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
@@ -73,8 +74,10 @@ class Api:
     def __init__(self, state: FrontState) -> None:
         self.state, self.config, self.limits = state, state.config, state.config.limits
         self._token = state.config.token()
+        # A time that the service sets itself is no field of a request.
+        schema = state.schema if state.batcher.time_column is None else replace(state.schema, time=None)
         self._openapi = describe(
-            state.schema, self.limits, has_token=self._token is not None, has_probability=state.has_probability
+            schema, self.limits, has_token=self._token is not None, has_probability=state.has_probability
         )
 
     def app(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -139,7 +142,8 @@ class Api:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.config.has_local_address and name not in LOCAL_HOSTS:
             # A website could let its own name resolve to 127.0.0.1, to use the service in a visitor's browser.
-            return JsonResponse({"error": f"the host {name!r} is not this machine", "details": []}, 403)
+            message = f"the host {name!r} is not this machine: behind a proxy, the service needs --token-file"
+            return JsonResponse({"error": message, "details": []}, 403)
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host:
             return JsonResponse({"error": "requests of other websites are refused", "details": []}, 403)

@@ -79,7 +79,10 @@ class _Requests:
         self.options: dict[str, Any] = {"base_url": url, "headers": headers, "timeout": timeout}
 
     def with_ids(self, events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return [{self.id_column: uuid.uuid4().hex, **event} for event in events]
+        return [
+            dict(event) if _has_value(event, self.id_column) else {**event, self.id_column: uuid.uuid4().hex}
+            for event in events
+        ]
 
     @staticmethod
     def labels(labels: Mapping[Any, Any]) -> list[dict[str, Any]]:
@@ -102,6 +105,14 @@ class _Requests:
             raise ServiceError(response.status_code, answer["error"], answer["details"])
         except (ValueError, LookupError, TypeError):  # the answer of a proxy
             raise ServiceError(response.status_code, response.text[:200]) from None
+
+
+def _has_value(event: Mapping[str, Any], name: str) -> bool:
+    """Whether an event has a value in a column. In the column ``user.id`` it may be that of a nested object."""
+    return event.get(name) is not None or any(
+        character == "." and isinstance(inner := event.get(name[:end]), Mapping) and _has_value(inner, name[end + 1 :])
+        for end, character in enumerate(name)
+    )
 
 
 class Client:
@@ -157,7 +168,7 @@ class Client:
         return self._requests.predictions(self._post("/learn", self._requests.with_ids(events)))
 
     def feedback(self, labels: Mapping[Any, Any]) -> dict[str, Any]:
-        """Send labels by the ids of their events. Raises as `predict`.
+        """Send labels by the ids of their events. Raises the errors of `predict`.
 
         Returns:
             How many labels were accepted, and the ids of those that were repeated or whose event is unknown so far.

@@ -32,6 +32,8 @@ from .event_log import LOG_FILE, URI_FILE, open_uri
 ID_COLUMN, TIME_COLUMN = "event_id", "received_at"
 """The columns that a service adds to events whose schema has no id or no time."""
 SHARED_MEMORY = Path("/dev/shm")
+SERVICE_LOCK_FILE = ".serve.lock"
+"""The file in the folder of a service that the service locks while it runs."""
 MIN_TOKEN_LENGTH = 16
 
 
@@ -144,8 +146,8 @@ class ServiceConfig:
         if not os.access(SHARED_MEMORY, os.W_OK):
             folder = self.path / "runtime"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
             raise PermissionError(f"{folder} must be a folder that only the user of the service can access")
         return folder
 
@@ -201,10 +203,14 @@ def locate(folder: Path | None) -> tuple[Path, Path | None]:
     """
     if folder is None:
         return Path("runs", "serve"), None
-    is_service = any((folder / name).is_file() for name in (LOG_FILE, URI_FILE))
-    if is_service or not list_checkpoints(folder):
+    if is_service(folder) or not list_checkpoints(folder):
         return folder, None
     return folder / "serve", folder
+
+
+def is_service(folder: Path) -> bool:
+    """Whether a folder is that of a service, not that of a run."""
+    return any((folder / name).is_file() for name in (LOG_FILE, URI_FILE))
 
 
 def read_config(options: argparse.Namespace) -> ServiceConfig:

@@ -24,7 +24,7 @@ from .versions import Versions
 logger = logging.getLogger("cadam.serving")
 
 POLL_SECONDS = 0.02
-"""The time between two looks for a new snapshot."""
+"""The pause between two checks for a new snapshot."""
 SECONDS_BETWEEN_STATUS_READS = 0.25
 SECONDS_UNTIL_SILENT = 10.0
 """If the learner has not reported for longer, it is considered not to run."""
@@ -56,7 +56,6 @@ class FrontState:
         self.staleness = 0.0
         """The age in seconds of the oldest label that the model in use has not learned; 0 if there is none."""
         self._status_path = runtime / STATUS_FILE
-        self._status_time = 0.0
         self._covered = 0
         self._stop = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follower", daemon=True)
@@ -78,7 +77,7 @@ class FrontState:
 
     def learner_is_running(self) -> bool:
         """Whether the learner has reported recently."""
-        return bool(self.status.metrics) and time.time() - self._status_time < SECONDS_UNTIL_SILENT
+        return bool(self.status.metrics) and self.status.seconds_silent < SECONDS_UNTIL_SILENT
 
     # Versions -----------------------------------------------------------------------------------------------------
 
@@ -113,16 +112,17 @@ class FrontState:
         log = open_log(self.config.path)
         try:
             challengers = self._next_challengers(log)
-            found = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
-            if len(found) != 1:
+            matches = [each for each in challengers if f"{each}:".lower().startswith(f"{name}:".lower())]
+            if len(matches) != 1:
                 names = ", ".join(challengers) or "none"
-                raise UsageError(f"{len(found)} challengers are called {name!r}; the challengers: {names}")
-            if found[0] in self.status.last_message.get("failed", []):
-                raise UsageError(f"{found[0]} has failed and cannot become the champion")
-            log.add_promotion(found[0])
+                raise UsageError(f"{len(matches)} challengers are called {name!r}; the challengers: {names}")
+            [challenger] = matches
+            if challenger in self.status.last_message.get("failed", []):
+                raise UsageError(f"{challenger} has failed and cannot become the champion")
+            log.add_promotion(challenger)
         finally:
             log.close()
-        return found[0]
+        return challenger
 
     def _next_challengers(self, log: EventLog) -> list[str]:
         """Return the challengers after the promotions that the learner has not reported yet."""
@@ -156,10 +156,8 @@ class FrontState:
                 logger.exception("following the learner failed")
 
     def _read_status(self) -> None:
-        message = self._status_path.read_bytes()
-        self.status.add(message)
-        values = self.status.last_message
-        self._covered, self._status_time = values["covered"], values["time"]
+        self.status.add(self._status_path.read_bytes())
+        self._covered = self.status.last_message["covered"]
 
     def _compute_staleness(self, log: EventLog) -> float:
         """Return the age of the oldest label that is not in the model in use."""

@@ -18,9 +18,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..checkpoint_files import expect_valid_content, read_tree
+from ..checkpoint_files import DamagedCheckpointError, expect_valid_content, read_tree
 from ..online.device import select_device
 from ..online.labels.join import LabelOptions, Unmatched
+from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import read_newest
 from ..online.persistence.random_state import seed_generators
@@ -76,7 +77,11 @@ def build_learner(config: ServiceConfig) -> ServiceLearner:
 
 
 def restore(learner: ServiceLearner, config: ServiceConfig, log: EventLog) -> None:
-    """Load the newest checkpoint, or the version of a rollback that was requested after it was saved."""
+    """Load the newest checkpoint, or the version of a rollback that was requested after it was saved.
+
+    If that version no longer exists, the newest checkpoint is loaded, because a learner that ends would find the same
+    when it is started again.
+    """
     rollbacks = log.rollbacks()
     assert learner.checkpoints is not None
     newest = learner.checkpoints.load_newest()
@@ -86,8 +91,12 @@ def restore(learner: ServiceLearner, config: ServiceConfig, log: EventLog) -> No
     saves = state["counts"]["saves"]
     is_rollback = bool(rollbacks) and rollbacks[-1].number > state["source"]["rollback"]
     if is_rollback:
-        path = Versions(config.path).find(rollbacks[-1].version)
-        state = read_tree(path)
+        try:
+            path = Versions(config.path).find(rollbacks[-1].version)
+            state = read_tree(path)
+        except (UsageError, DamagedCheckpointError) as error:
+            logger.error("the rollback is not possible, and %s stays in use: %s", path.name, error)
+            is_rollback = False
     with expect_valid_content(path):
         learner.load_state_dict(state)
     learner.resumed = True

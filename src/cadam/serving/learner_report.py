@@ -48,6 +48,7 @@ class StatusFile:
         self.started = time.time()
         self._recent_loss = RecentLoss()
         self._time_of_update, self._covered = -math.inf, -1
+        self._has_logged_failure = False
 
     def __call__(self, learner: ServiceLearner) -> None:
         """Update the file if it is due, or if a new snapshot was published."""
@@ -85,7 +86,7 @@ class StatusFile:
             families.append(version)
         families += _arm_families(learner)
         message = status_message(self.title, self.started, families, point)
-        message["covered"], message["time"] = self._covered, time.time()
+        message["covered"] = self._covered
         message["champion"] = str(learner.arm)
         message["challengers"] = [str(each.arm) for each in learner.challengers]
         message["failed"] = [str(each.arm) for each in learner.challengers if each.failure is not None]
@@ -94,8 +95,11 @@ class StatusFile:
         try:
             new.write_text(json.dumps(message))
             os.replace(new, self.path)
+            self._has_logged_failure = False
         except OSError as error:
-            logger.error("the status of the learner could not be written: %s", error)
+            if not self._has_logged_failure:
+                logger.error("the status of the learner could not be written: %s", error)
+            self._has_logged_failure = True
         try:
             if len(self.log.rollbacks()) > len(self.source.rollbacks):
                 raise RollbackRequestedError

@@ -20,7 +20,7 @@ from .event_log import Entry, EventLog, LogUnavailableError, Rollback
 logger = logging.getLogger("cadam.serving")
 
 POLL_SECONDS = 0.02
-"""The time between two looks at the log while nothing new is there."""
+"""The pause between two polls of the log while it has no new entries."""
 SECONDS_BETWEEN_CHECKPOINTS = 2.0
 """The time between two copies of the write-ahead log to the database."""
 

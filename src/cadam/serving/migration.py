@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ..online.data.schema import Schema
 from ..online.models.model_file import UsageError
@@ -15,6 +18,8 @@ from ..online.persistence.checkpoints import Checkpoints, list_checkpoints, read
 from ..online.persistence.migration import Migration
 from ..online.run_config import MODEL_FILE, SCHEMA_FILE, RunConfig, model_builder, read_ready_made_model
 from .arms import Arm
+from .config import SERVICE_LOCK_FILE, is_service
+from .event_log import open_log
 from .versions import VERSIONS_FOLDER
 
 BACKUP = "before-migration"
@@ -76,10 +81,9 @@ def migrate_folder(folder: Path, migration: Migration) -> Path:
 
     Raises:
         UsageError: if the state cannot be migrated.
-        RuntimeError: if a learner uses the folder.
+        RuntimeError: if a learner or a service uses the folder.
     """
-    store = Checkpoints(folder, keep=1_000_000)
-    try:
+    with _no_service(folder), closing(Checkpoints(folder, keep=1_000_000)) as store:
         newest = store.load_newest()
         assert newest is not None
         _, state = newest
@@ -104,9 +108,28 @@ def migrate_folder(folder: Path, migration: Migration) -> Path:
             os.replace(folder / name, backup / name)
             os.replace(staged / name, folder / name)
         staged.rmdir()
-    finally:
-        store.close()
     return backup
+
+
+@contextmanager
+def _no_service(folder: Path) -> Iterator[None]:
+    """Keep services from being started in a folder, which the learner's lock does not do while it is started again.
+
+    Raises:
+        RuntimeError: if a service runs in the folder.
+    """
+    if not (folder / SERVICE_LOCK_FILE).exists():  # the folder of a run
+        yield
+        return
+    lock = FileLock(folder / SERVICE_LOCK_FILE)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RuntimeError(f"a cadam serve runs in {folder}: stop it first") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _unused(path: Path) -> Path:
@@ -118,6 +141,19 @@ def _unused(path: Path) -> Path:
 
 
 def read_state(folder: Path) -> Mapping[str, Any]:
-    """Read the newest state of a folder that a learner may be using."""
+    """Read the newest state of a folder that a learner may be using.
+
+    Raises:
+        UsageError: if the service of the folder has not carried out a rollback yet, whose version would not fit.
+    """
     state: Mapping[str, Any] = read_newest(folder)[1]
+    if not is_service(folder):
+        return state
+    with closing(open_log(folder)) as log:
+        rollbacks = log.rollbacks()
+    if rollbacks and rollbacks[-1].number > state["source"]["rollback"]:
+        raise UsageError(
+            f"{folder} has not gone back to version {rollbacks[-1].version} yet: start and stop the service, "
+            "then migrate it"
+        )
     return state

@@ -11,6 +11,7 @@ from ..online.data.conversion import HASHED, MAX_NUMBER
 from ..online.data.kind import UNITS, Kind
 from ..online.data.schema import Schema
 from .config import Limits
+from .request_batcher import MAX_ID_LENGTH
 
 Json = dict[str, Any]
 
@@ -35,13 +36,16 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
         has_probability: whether predictions have a probability.
     """
     event = _event(schema)
-    label = _value(Kind("number", accepts_booleans=True)) if not schema.target.compares_text else {}
-    if not schema.target.comparison:
+    label: Json = {}
+    if schema.target.comparison and not schema.target.compares_text:
+        label = {"type": ["number", "boolean"]}
+    elif not schema.target.comparison:
         limits_of_label = {"minimum": schema.lowest, "maximum": schema.highest}
-        label = {**label, **{name: value for name, value in limits_of_label.items() if math.isfinite(value)}}
+        label = _value(Kind("number", accepts_booleans=True))
+        label |= {name: value for name, value in limits_of_label.items() if math.isfinite(value)}
     labeled = {**event, "properties": {**event["properties"], schema.target.column: label}}
     labeled["required"] = [*event.get("required", []), schema.target.column]
-    key = _value(schema.roles["id"][1])
+    key = _id(schema.roles["id"][1])
     feedback = _object({"id": key, "label": label}, additionalProperties=False)
     prediction: Json = {"id": key, "score": {"type": "number"}}
     if has_probability:
@@ -116,10 +120,15 @@ def _event(schema: Schema) -> Json:
     properties = {name: _value(kind) for name, kind in schema.kinds.items()}
     required = [name for name, kind in schema.kinds.items() if not kind.optional and "." not in name]
     for role, (name, kind) in schema.roles.items():
-        properties.setdefault(name, _value(replace(kind, optional=role == "id")))
+        properties.setdefault(name, _id(replace(kind, optional=True)) if role == "id" else _value(kind))
         if role == "user" and name not in required:
             required.append(name)
     return {"type": "object", "properties": properties, "required": required}
+
+
+def _id(kind: Kind) -> Json:
+    """Return the JSON schema of an id."""
+    return {**_value(kind), **({"minLength": 1, "maxLength": MAX_ID_LENGTH} if kind.name == "text" else {})}
 
 
 def _value(kind: Kind) -> Json:
@@ -131,6 +140,7 @@ def _value(kind: Kind) -> Json:
         "category": ["integer"],
         "integer": ["integer"],
         "text": ["string", "integer"],
+        "words": ["string", "number", "boolean"],
         "time": ["number"] if kind.time_format in ("", *UNITS) else ["string"],
         **{name: ["integer", "string", "boolean"] for name in HASHED},
     }.get(kind.name)

@@ -193,8 +193,8 @@ class RedisLog(EventLog):
     def next_batch(self, after: int) -> int | None:
         """Return the end of the first recorded batch after a position, None if there is none."""
         with self._errors():
-            found: Any = self._client.zrangebyscore(self._batches, after + 1, "+inf", start=0, num=1)
-        return int(found[0]) if found else None
+            ends: Any = self._client.zrangebyscore(self._batches, after + 1, "+inf", start=0, num=1)
+        return int(ends[0]) if ends else None
 
     # Rollbacks and promotions -------------------------------------------------------------------------------------
 

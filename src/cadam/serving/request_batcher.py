@@ -76,6 +76,21 @@ class Request:
     response: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SentEvent:
+    """An event of a request.
+
+    Args:
+        owner: the number of the request, and the index of the event in it.
+        record: the event without its label.
+        label: the label, None if the event has none.
+    """
+
+    owner: tuple[int, int]
+    record: Record
+    label: Any
+
+
 class RequestBatcher(threading.Thread):
     """Answers requests in batches.
 
@@ -84,7 +99,8 @@ class RequestBatcher(threading.Thread):
         model: the model to predict with.
         open_log: opens the log; it is called in the thread, because a connection belongs to one thread.
         has_probability: whether scores are logits, so that their logistic function is a probability.
-        adds_time: whether events get the time of the request, because their schema has no time.
+        adds_time: whether events get the time of the request, because their schema has no time. What a client sends in
+            this column is replaced: one wrong time would change how long all other events wait for their labels.
         limits: the limits of the service.
     """
 
@@ -111,7 +127,7 @@ class RequestBatcher(threading.Thread):
         self.waiting = 0
         """The number of events and labels that wait for an answer."""
 
-    # The side of the event loop -----------------------------------------------------------------------------------
+    # Methods for the event loop -----------------------------------------------------------------------------------
 
     async def submit(self, kind: Literal["predict", "learn", "feedback"], records: list[Record]) -> dict[str, Any]:
         """Answer a request.
@@ -144,7 +160,7 @@ class RequestBatcher(threading.Thread):
         """Let the thread end after the requests that wait."""
         self._queue.put(None)
 
-    # The side of the thread ---------------------------------------------------------------------------------------
+    # Methods of the thread ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Answer requests until `close` is called."""
@@ -219,62 +235,71 @@ class RequestBatcher(threading.Thread):
     # Events -------------------------------------------------------------------------------------------------------
 
     def _prepare_events(self, requests: Sequence[Request], outcomes: dict[int, Any]) -> None:
-        """Convert and predict the events of requests."""
+        """Convert and predict the events of requests, and prepare their entries and responses."""
         problems: dict[tuple[int, int], str] = {}
-        records: list[Record] = []
-        owners: list[tuple[int, int]] = []
-        labels: list[Any] = []
         now = time.time()
-        for number, request in enumerate(requests):
-            for index, record in enumerate(request.records):
-                owner = (number, index)
-                if not self._has_feature(record):
-                    names = ", ".join(self.schema.features)
-                    problems[owner] = f"the event has none of the model's columns ({names})"
-                    continue
-                record = dict(record)
-                label = find_field(record, self.label_column)
-                record.pop(self.label_column, None)
-                if record.get(self.id_column) is None:
-                    record[self.id_column] = self._new_id()
-                if self.time_column is not None:
-                    record.setdefault(self.time_column, now)
-                records.append(record)
-                owners.append(owner)
-                labels.append(None if label is ABSENT else label)
-        self._check_labels(requests, owners, records, labels, problems)
-        batch = self.event_schema.convert_records(records, list(map(str, range(len(records)))))
-        for rejected in batch.rejected:
-            problems.setdefault(owners[int(rejected.where)], rejected.reason)
-        rejected_rows = {int(rejected.where) for rejected in batch.rejected}
-        rows = [row for row in range(len(records)) if row not in rejected_rows]
-        info, scores, ids = None, np.empty(0), []
+        events = self._collect_events(requests, problems, now)
+        self._check_labels(requests, events, problems)
+        batch = self.event_schema.convert_records(
+            [event.record for event in events], list(map(str, range(len(events))))
+        )
+        rejected_rows = {int(rejected.where): rejected.reason for rejected in batch.rejected}
+        for row, reason in rejected_rows.items():
+            problems.setdefault(events[row].owner, reason)
+        valid = [event for row, event in enumerate(events) if row not in rejected_rows]
+        version, scores, ids = None, np.empty(0), []
         if batch.events is not None:
             assert batch.events.ids is not None
             ids = batch.events.ids.tolist()
             info, scores = self._predict(batch.events.features)
-            for row, key, score in zip(rows, ids, scores.tolist(), strict=True):
-                if problem := check_id(key):
-                    problems.setdefault(owners[row], f"{self.id_column}: {problem}")
-                elif not math.isfinite(score):
-                    problems.setdefault(owners[row], "the model has no finite score for this event")
+            version = None if info is None else info.version
+        predictions = list(zip(valid, ids, scores.tolist(), strict=True))
+        for event, key, score in predictions:
+            if problem := check_id(key):
+                problems.setdefault(event.owner, f"{self.id_column}: {problem}")
+            elif not math.isfinite(score):
+                problems.setdefault(event.owner, "the model has no finite score for this event")
         failed = self._fail(requests, problems, outcomes)
-        version = None if info is None else info.version
         for request in requests:
             request.response = {"model_version": version, "predictions": []}
-        for row, key, score in zip(rows, ids, scores.tolist(), strict=True):
-            number = owners[row][0]
+        for event, key, score in predictions:
+            number, _ = event.owner
             if number in failed:
                 continue
             request = requests[number]
             # Text that is not valid Unicode is escaped in JSON.
-            request.entries.append(Entry("event", key, json.dumps(records[row]), now, score, version))
+            request.entries.append(Entry("event", key, json.dumps(event.record), now, score, version))
             if request.kind == "learn":
-                request.entries.append(Entry("label", key, json.dumps(labels[row]), now))
-            prediction = {"id": key, "score": score}
-            if self.has_probability:
-                prediction["probability"] = 1 / (1 + math.exp(-score)) if score > -700 else 0.0
-            request.response["predictions"].append(prediction)
+                request.entries.append(Entry("label", key, json.dumps(event.label), now))
+            request.response["predictions"].append(self._prediction(key, score))
+
+    def _collect_events(
+        self, requests: Sequence[Request], problems: dict[tuple[int, int], str], now: float
+    ) -> list[SentEvent]:
+        """Return the events of requests, with an id and a time; those that have no feature are problems."""
+        events: list[SentEvent] = []
+        for number, request in enumerate(requests):
+            for index, sent in enumerate(request.records):
+                if not self._has_feature(sent):
+                    names = ", ".join(self.schema.features)
+                    problems[number, index] = f"the event has none of the model's columns ({names})"
+                    continue
+                record = dict(sent)
+                label = find_field(record, self.label_column)
+                record.pop(self.label_column, None)
+                if find_field(record, self.id_column) in (ABSENT, None):
+                    record[self.id_column] = self._new_id()
+                if self.time_column is not None:
+                    record[self.time_column] = now
+                events.append(SentEvent((number, index), record, None if label is ABSENT else label))
+        return events
+
+    def _prediction(self, key: int | str, score: float) -> dict[str, Any]:
+        """Return the prediction of an event as clients get it."""
+        prediction = {"id": key, "score": score}
+        if self.has_probability:
+            prediction["probability"] = 1 / (1 + math.exp(-score)) if score > -700 else 0.0
+        return prediction
 
     def _has_feature(self, record: Mapping[str, Any]) -> bool:
         return any(find_field(record, name) is not ABSENT for name in self.schema.features)
@@ -283,20 +308,15 @@ class RequestBatcher(threading.Thread):
         return uuid.uuid4().hex if self.id_kind.name == "text" else uuid.uuid4().int >> 65
 
     def _check_labels(
-        self,
-        requests: Sequence[Request],
-        owners: Sequence[tuple[int, int]],
-        records: Sequence[Record],
-        labels: Sequence[Any],
-        problems: dict[tuple[int, int], str],
+        self, requests: Sequence[Request], events: Sequence[SentEvent], problems: dict[tuple[int, int], str]
     ) -> None:
         """Check the labels of events that will be learned."""
-        rows = [row for row, (number, _) in enumerate(owners) if requests[number].kind == "learn"]
-        if rows:
-            ids = [records[row][self.id_column] for row in rows]
-            batch = self.schema.convert_labels(ids, [labels[row] for row in rows], str)
+        labeled = [event for event in events if requests[event.owner[0]].kind == "learn"]
+        if labeled:
+            ids = [find_field(event.record, self.id_column) for event in labeled]
+            batch = self.schema.convert_labels(ids, [event.label for event in labeled], str)
             for rejected in batch.rejected:
-                problems.setdefault(owners[rows[int(rejected.where)]], rejected.reason)
+                problems.setdefault(labeled[int(rejected.where)].owner, rejected.reason)
 
     def _predict(self, features: Mapping[str, Any]) -> tuple[Any, Any]:
         """Compute scores. If the model refuses the batch, events are predicted one by one; nan if it refuses one."""
@@ -388,6 +408,8 @@ def check_id(key: int | str) -> str:
     """Return what is wrong with an id; empty if nothing is."""
     if isinstance(key, int):
         return ""
+    if not key:
+        return "the id is empty"
     if len(key) > MAX_ID_LENGTH:
         return f"the id has {len(key)} characters, more than {MAX_ID_LENGTH}"
     try:

@@ -92,6 +92,7 @@ class SnapshotPublisher:
         self.is_diverged = False
         self.bytes = 0
         self._time_of_write, self._published_steps, self._published_promotions = -math.inf, -1, 0
+        self._has_logged_failure = False
 
     def __call__(self, learner: ServiceLearner) -> None:
         """Publish a snapshot if the model has changed and a snapshot is due."""
@@ -130,9 +131,11 @@ class SnapshotPublisher:
         try:
             write_snapshot(self.path, weights, info)
         except OSError as error:  # predictions continue with the snapshot before; the next one is tried in time
-            logger.error("the snapshot of version %s could not be written: %s", info.version, error)
+            if not self._has_logged_failure:
+                logger.error("the snapshot of version %s could not be written: %s", info.version, error)
+            self._has_logged_failure = True
             return
-        self.is_diverged, self.published = False, info
+        self.is_diverged, self.published, self._has_logged_failure = False, info, False
         self._published_steps, self._published_promotions = learner.steps, learner.promotions
         self.bytes = self.path.stat().st_size
 

@@ -85,10 +85,10 @@ class SqliteLog(EventLog):
             execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
             # The learner copies the write-ahead log to the database (`checkpoint`). If it does not run, commits do.
             execute(f"PRAGMA wal_autocheckpoint = {2 * MAX_WAL_BYTES // 4096}")
-            found = execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, FORMAT):
-                raise ValueError(f"{self.path} was written by another version of cadam (format {found}, not {FORMAT})")
-            if not found:
+            number = execute("PRAGMA user_version").fetchone()[0]
+            if number not in (0, FORMAT):
+                raise ValueError(f"{self.path} was written by another version of cadam (format {number}, not {FORMAT})")
+            if not number:
                 self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
             execute(PROMOTIONS)  # the logs of earlier versions do not have this table
 

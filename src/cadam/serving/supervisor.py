@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoints import list_checkpoints
-from .config import ServiceConfig
+from .config import SERVICE_LOCK_FILE, ServiceConfig
 
 logger = logging.getLogger("cadam.serving")
 
@@ -110,7 +110,7 @@ class Supervisor:
     """
 
     def __init__(self, config: ServiceConfig, host: str, port: int, workers: int = 1) -> None:
-        self._lock = FileLock(config.path / ".serve.lock")
+        self._lock = FileLock(config.path / SERVICE_LOCK_FILE)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -84,15 +84,16 @@ class Versions:
 
     def list(self) -> list[Version]:
         """List the versions, oldest first."""
-        found = []
+        versions = []
         for path in self.folder.glob("*.json"):
             try:
                 version = Version(**json.loads(path.read_text()))
             except (OSError, ValueError, TypeError):
                 continue  # it was deleted in the meantime, or it is not the description of a version
             if self.path(version.name).exists():
-                found.append(version)
-        return sorted(found, key=lambda version: version.time)
+                versions.append(version)
+        # Not by time, because the clock may have been set back.
+        return sorted(versions, key=lambda version: (version.generation, version.position))
 
     def get(self, name: str) -> Version:
         """Return the version with a name or a tag.
