@@ -37,8 +37,8 @@ def objection(pair: PairResult, result: Result) -> str:
     if pair.is_reversed and pair.kind in ("better", "worse"):
         return (
             f"the learning rates decide which arm is ahead. With rates chosen along the stream, {_effect(pair)}; at "
-            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%. Learning rates that lie closer "
-            "around the best ones (--lr) would show which is right"
+            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%. About {pair.more_events or 0:,} more "
+            "events, or learning rates that lie closer around the best ones (--lr), would show which is right"
         )
     return ""
 
@@ -235,12 +235,14 @@ def summary(pair: PairResult, result: Result) -> str:
         "inconclusive": f"This is not decided: {_doubt(pair, result)}. {next_step(pair, result)}",
         "diverged": "Nothing can be said, because an arm diverged.",
     }[pair.kind]
-    warm_up = result.warm_up or 0
-    assumed = (
-        f"Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
-        f"The first {warm_up:,} events, before the models were better than a constant, do not count. No assumption "
-        "about drift is made; the verdict is about this stream, this model and seeds like these."
-    )
+    if text := objection(pair, result):
+        sure = f"This is not decided: {text}."
+    assumed = "Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
+    if result.warm_up is not None:
+        assumed += (
+            f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
+        )
+    assumed += "No assumption about drift is made; the verdict is about this stream, this model and seeds like these."
     if result.lag:
         assumed += f" Labels are up to {result.lag} batches late, which the interval takes into account."
     return " ".join([todo, worth, sure, assumed])
