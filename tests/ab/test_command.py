@@ -418,10 +418,10 @@ def test_with_a_batch_size_of_one_arms_without_compiled_code_are_reported(
 
 
 def test_arms_may_be_one_optimizer_with_different_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = "cadam, CAdam:moments=int8, cadam:second_moment=row:betas=(0.9,0.99)"
+    arms = "cadam, CAdam:moments=int8, cadam:second_moment=row:betas=(0.9,0.99), cadam:confidence@bias.*=false"
     assert main(ab_command(folder, "--arms", arms, "--lr", "0.03", "--events", "1500", "--json")) == 0
     found = json.loads(capsys.readouterr().out)
-    other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row"]
+    other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row", "CAdam:confidence@bias.*=False"]
     assert [pair["arm"] for pair in found["pairs"]] == other
     assert {pair["baseline"] for pair in found["pairs"]} == {"CAdam"}
     assert all(pair["difference"] != 0 for pair in found["pairs"]), "the options did nothing"

@@ -367,12 +367,16 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
                 raise
             reader.report_rejected()
     judged = stream.judged
-    if len(judged.labels) < 2 * MIN_WARM_UP or not 0 < judged.labels.mean() < 1:
-        kinds = (
-            "both kinds of label" if len(judged.labels) >= 2 * MIN_WARM_UP else f"{2 * MIN_WARM_UP:,} labeled events"
-        )
+    labeled, positive = len(judged.labels), int(judged.labels.sum())
+    if labeled < 2 * MIN_WARM_UP or positive in (0, labeled):
         _remove_stream(folder, options.cache)
-        raise ValueError(f"an A/B needs {kinds}; {study.data} has {len(judged.labels):,} labeled events. Check --label")
+        if labeled < 2 * MIN_WARM_UP:
+            lack = f"{2 * MIN_WARM_UP:,} labeled events; {study.data} has {labeled:,} of {stream.events:,}"
+            advice = "Use more events" if labeled == stream.events else "Check --label"
+        else:
+            lack = f"both kinds of label; all {labeled:,} labels of {study.data} are {int(positive > 0)}"
+            advice = "Check --label"
+        raise ValueError(f"an A/B needs {lack}. {advice}")
     runs = len(study.arms) * len(study.grid) * study.seeds
     print(
         f"{stream.events:,} events. {join_words(study.arms)} run at {len(study.grid)} learning rates under "
