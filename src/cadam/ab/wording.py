@@ -52,9 +52,17 @@ def headline(pair: PairResult, result: Result) -> str:
         "worse": f"Stay with {pair.baseline}: {_effect(pair)}{_caution(pair, result)}.",
         "equivalent": f"No practical difference: {_effect(pair)}.",
         "inconclusive": f"Undecided: {_effect(pair)}, but {_doubt(pair, result)}. {next_step(pair, result)}",
-        "diverged": "Not comparable: an arm diverged at every learning rate. Compare again with lower rates (--lr).",
+        "diverged": f"Not comparable: {_divergence(pair, result)}",
     }
     return texts[pair.kind]
+
+
+def _divergence(pair: PairResult, result: Result) -> str:
+    """Return which arms diverged, and what to do; empty if none did."""
+    arms = [name for name in (pair.baseline, pair.arm) if result.arm(name).has_diverged]
+    if not arms:
+        return ""
+    return f"{join_words(arms)} diverged at every learning rate under some seed. Compare again with lower rates (--lr)."
 
 
 def _effect(pair: PairResult) -> str:
@@ -141,10 +149,12 @@ def format_interval(interval: Interval, unit: str) -> str:
 
 
 def reasons(pair: PairResult, result: Result) -> list[str]:
-    """Return the evidence for a verdict, one sentence or two for each kind."""
+    """Return the evidence for a verdict, one sentence or two for each kind; none if an arm has diverged."""
     unit = UNITS[pair.metric]
     arm, base = result.arm(pair.arm), result.arm(pair.baseline)
-    lines = []
+    lines: list[str] = []
+    if pair.kind == "diverged":
+        return lines
     if pair.decided_at is not None:
         when = "at the end of the stream, " if pair.decided_at == result.events else ""
         lines.append(f"Decided {when}after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
@@ -217,6 +227,8 @@ def warnings(result: Result) -> list[str]:
 
 def summary(pair: PairResult, result: Result) -> str:
     """Return one paragraph: what to do, what it is worth, how sure it is, and what was assumed."""
+    if pair.kind == "diverged":
+        return f"Nothing can be said about these arms, because {_divergence(pair, result)}"
     recommended = result.recommended
     rate = result.arm(recommended).rate_to_use
     todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
@@ -233,7 +245,6 @@ def summary(pair: PairResult, result: Result) -> str:
         "worse": error_rate,
         "equivalent": f"Differences below {result.matters:g}{unit} count as none.",
         "inconclusive": f"This is not decided: {_doubt(pair, result)}. {next_step(pair, result)}",
-        "diverged": "Nothing can be said, because an arm diverged.",
     }[pair.kind]
     if text := objection(pair, result):
         sure = f"This is not decided: {text}."
