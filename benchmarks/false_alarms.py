@@ -7,10 +7,12 @@ The verdict is looked at after every batch, and the whole stream is judged at it
 "inconclusive" or "equivalent", at any moment or at the end, counts as wrong.
 
 Three kinds of streams show the limits of the procedure. With "regimes" the difference under each seed has a level that
-lasts for a quarter of the stream, and there is little noise, so that seeds alone decide. With "rare spikes" an arm is 0.5% better in all batches but one
-of fifty, in which it loses all of that again. With "bad seeds" it is 0.2% better under all seeds but one of ten.
+lasts for a quarter of the stream, and there is little noise, so that seeds alone decide. With "rare spikes" an arm is
+0.5% better in all batches but one of fifty, in which it loses all of that again. With "bad seeds" it is 0.2% better
+under all seeds but one of ten.
 
-    python benchmarks/false_alarms.py [--comparisons 400] [--batches 1200] [--processes 2] [--streams skewed] [--no-power]
+    python benchmarks/false_alarms.py [--comparisons 400] [--batches 1200] [--processes 2] [--streams skewed]
+        [--no-power]
 """
 
 from __future__ import annotations

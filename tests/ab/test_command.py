@@ -402,6 +402,8 @@ def test_the_learning_command_has_the_options_of_the_arm() -> None:
         f"cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer '{arm}'"
     )
     assert command == f"{expected} --lr 0.03"
+    untrained = make_result(arm=arm, warm_up=None)
+    assert not learning_command(options, Study("csv:a b.csv", ("Adam", arm), "m.py:build", 256), untrained)
 
 
 def test_with_a_batch_size_of_one_arms_without_compiled_code_are_reported(

@@ -63,7 +63,7 @@ def side(*intervals: Ends) -> int:
 
 
 def verdicts(differences: Array, alpha: float = 0.05) -> tuple[list[int], int]:
-    """Return the verdict after each batch, and that at the end: 1 if the arm is higher, -1 if it is lower, 0 without one.
+    """Return the verdict after each batch and that at the end: 1 if the arm is higher, -1 if it is lower, else 0.
 
     Args:
         differences: The difference of each batch, by seed.

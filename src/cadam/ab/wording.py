@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..statistics.comparison import Kind, position, sign
 from ..statistics.intervals import Interval
 from .result import METRIC_NAMES, UNITS, PairResult, Result
-from .text import join_words
+from .text import count, join_words
 
 ACTIONS: Mapping[Kind, str] = {
     "better": "switch",
@@ -166,7 +166,7 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
     seeds = (
         "Every seed gives the same predictions, so seeds are not evidence."
         if over_seeds is None
-        else f"Over {result.seeds} seeds: {format_interval(over_seeds, unit)} "
+        else f"Over {count(result.seeds, 'seed')}: {format_interval(over_seeds, unit)} "
         f"({100 * pair.seed_confidence:.4g}% interval)."
     )
     lines.append(
@@ -248,11 +248,11 @@ def summary(pair: PairResult, result: Result) -> str:
     }[pair.kind]
     if text := objection(pair, result):
         sure = f"This is not decided: {text}."
-    assumed = "Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
+    assumed = (
+        "Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
+    )
     if result.warm_up is not None:
-        assumed += (
-            f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
-        )
+        assumed += f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
     assumed += "No assumption about drift is made; the verdict is about this stream, this model and seeds like these."
     if result.lag:
         assumed += f" Labels are up to {result.lag} batches late, which the interval takes into account."

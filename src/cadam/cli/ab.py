@@ -29,7 +29,7 @@ from ..ab.result import Result, as_plain
 from ..ab.runner import RunCache, StudyRunner
 from ..ab.stream import EncodedStream, encode_stream
 from ..ab.study import Study
-from ..ab.text import join_words
+from ..ab.text import count, join_words
 from ..ab.wording import action, headline, reasons, summary, warnings
 from ..atomic_write import replace_file
 from ..online import run_config
@@ -379,8 +379,9 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
         raise ValueError(f"an A/B needs {lack}. {advice}")
     runs = len(study.arms) * len(study.grid) * study.seeds
     print(
-        f"{stream.events:,} events. {join_words(study.arms)} run at {len(study.grid)} learning rates under "
-        f"{study.seeds} seeds ({runs} runs) until there is a verdict. To be quicker: --events N, --seeds N, fewer --lr"
+        f"{stream.events:,} events. {join_words(study.arms)} run at {count(len(study.grid), 'learning rate')} "
+        f"under {count(study.seeds, 'seed')} ({runs} runs) until there is a verdict. To be quicker: --events N, "
+        "--seeds N, fewer --lr"
     )
     return stream
 
@@ -498,7 +499,9 @@ def resume_command(options: argparse.Namespace, uri: str) -> str:
 
 
 def learning_command(options: argparse.Namespace, study: Study, result: Result) -> str:
-    """Return the `cadam run` command that learns with the recommended arm; empty if runs diverged."""
+    """Return the `cadam run` command that learns with the recommended arm; empty if no model learned anything."""
+    if result.warm_up is None:
+        return ""
     rate = result.arm(result.recommended).rate_to_use
     return _run_command(options, study.data, result.recommended, rate) if math.isfinite(rate) else ""
 
