@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from benchmarks.false_alarms import LOSS, simulate
@@ -16,7 +18,8 @@ SIDES = {"better": -1, "worse": 1, "inconclusive": 0}
 @pytest.mark.parametrize("effect", [0.0, 0.01])
 def test_verdicts_are_those_of_an_independent_implementation(effect: float, batches: int) -> None:
     seen = set()
-    for number, stream in enumerate([{}, {"skew": 1.0}, {"head_start": 0.05}, {"drift": 0.03}, {"spikes": 0.01}]):
+    kinds: list[dict[str, Any]] = [{}, {"skew": 1}, {"head_start": 0.05}, {"drift": 0.03}, {"spikes": 0.01}]
+    for number, stream in enumerate(kinds):
         differences = simulate(np.random.default_rng([number, batches]), batches=batches, **stream) - effect * LOSS
         pair = PairedScores("lower", 0.0, 0.05, batches)
         baseline = np.full(len(differences), LOSS)
