@@ -6,7 +6,14 @@ with bursts, in part common to all seeds. "Head start" has a lead that fades, fo
 The verdict is looked at after every batch, and the whole stream is judged at its end. Any verdict other than
 "inconclusive" or "equivalent", at any moment or at the end, counts as wrong.
 
-    python benchmarks/false_alarms.py [--comparisons 400] [--processes 2] [--streams skewed] [--no-power]
+With "regimes" the difference under each seed has a level that lasts for about a quarter of the stream.
+
+Three kinds of streams show the limits of the procedure. With "rare spikes" an arm is 0.5% better in all batches but
+one of fifty, in which it loses all of that again. With "bad seeds" it is 0.2% better under all seeds but one of ten.
+"Regimes alone" have so little noise that only seeds can tell equal arms from others.
+
+    python benchmarks/false_alarms.py [--comparisons 400] [--batches 1200] [--processes 2] [--streams skewed]
+        [--no-power]
 """
 
 from __future__ import annotations
@@ -36,8 +43,17 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
     "little noise": {"constant": 0.0005, "drift": 0.004, "noise": 0.05},
     "skewed": {"constant": 0, "skew": 1},
     "head start": {"constant": 0, "head_start": 0.05},
+    "regimes": {"constant": 0, "regimes": 0.005, "noise": 0.03},
 }
 """Kinds of streams, as arguments of `simulate` that differ from the defaults."""
+LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "rare spikes": {"constant": 0, "spikes": 0.005},
+    "bad seeds": {"constant": 0, "bad_seeds": 0.002},
+    "regimes alone": {"constant": 0, "drift": 0, "season": 0, "users": 0, "noise": 0.03, "regimes": 0.005},
+}
+"""Kinds of streams on which wrong verdicts are not rare."""
+REGIME = 300
+"""The number of batches after which the correlation within a regime is 1/e."""
 EFFECTS = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Known differences, in percent of the log loss."""
 
@@ -54,6 +70,9 @@ def simulate(
     noise: float = 0.08,
     skew: float = 0,
     head_start: float = 0,
+    regimes: float = 0,
+    spikes: float = 0,
+    bad_seeds: float = 0,
 ) -> Array:
     """Return the mean difference of each batch under each seed, for equal arms.
 
@@ -68,6 +87,9 @@ def simulate(
         noise: The standard deviation of the noise of one event; it is four times as large in a fifth of the time.
         skew: The standard deviation of the logarithm of the noise, which then is log-normal; 0 for normal noise.
         head_start: The difference after 20 batches of a lead that is inversely proportional to the batches so far.
+        regimes: The standard deviation of a difference under each seed that lasts for some time, an autoregression.
+        spikes: A lead as a share of the log loss, which is lost again in one of fifty batches on average.
+        bad_seeds: A lead as a share of the log loss, which is lost again under one of ten seeds on average.
     """
 
     def draw() -> Array:
@@ -90,7 +112,23 @@ def simulate(
         by_user = shares @ random.normal(0, users, USERS)
         own = 0.7 * noise_of_batch * draw() + 0.5 * random.standard_normal() * common
         differences[seed] = random.normal(0, constant) + walk + wave + by_user + own
-    return differences - head_start * 20 / (time + 20)
+        if regimes:
+            differences[seed] += autoregression(random, batches, regimes)
+    differences -= head_start * 20 / (time + 20)
+    if spikes:
+        differences -= spikes * LOSS * (1 - 50 * (random.random(batches) < 1 / 50))
+    if bad_seeds:
+        differences -= bad_seeds * LOSS * (1 - 10 * (random.random((seeds, 1)) < 1 / 10))
+    return differences
+
+
+def autoregression(random: np.random.Generator, batches: int, deviation: float) -> Array:
+    """Return a stationary autoregression of the first order."""
+    memory = math.exp(-1 / REGIME)
+    values = random.normal(0, deviation, batches)
+    for number in range(1, batches):
+        values[number] = memory * values[number - 1] + math.sqrt(1 - memory**2) * values[number]
+    return values
 
 
 @dataclass(frozen=True)
@@ -132,13 +170,14 @@ def judge_simulated(name: str, effect: float, number: int, batches: int = BATCHE
     """Return the verdicts about one simulated comparison.
 
     Args:
-        name: The kind of stream, one of `STREAMS`.
+        name: The kind of stream, one of `STREAMS` or `LIMITS`.
         effect: The true difference in favor of the arm, in percent of the log loss.
         number: The number of the comparison, which is its seed.
         batches: The number of batches.
     """
-    random = np.random.default_rng([number, list(STREAMS).index(name)])
-    return judge(simulate(random, batches=batches, **STREAMS[name]) - effect / 100 * LOSS)
+    streams = {**STREAMS, **LIMITS}
+    random = np.random.default_rng([number, list(streams).index(name)])
+    return judge(simulate(random, batches=batches, **streams[name]) - effect / 100 * LOSS)
 
 
 def count_wrong(name: str, comparisons: int, batches: int = BATCHES, processes: int = 1) -> int:
@@ -166,6 +205,7 @@ def main() -> None:
     """Print the error rates and the power."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--comparisons", type=int, default=400)
+    parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--streams", default=",".join(STREAMS), help="the kinds of streams, with commas; - for none")
     parser.add_argument("--no-power", action="store_true", help="leave out the known differences")
@@ -174,7 +214,7 @@ def main() -> None:
     print("| stream | wrong after any batch | wrong at the end | wrong | upper 95% bound |")
     print("| --- | --- | --- | --- | --- |")
     for name in options.streams.split(",") if options.streams != "-" else ():
-        verdicts = in_processes(partial(judge_simulated, name, 0.0), count, processes)
+        verdicts = in_processes(partial(judge_simulated, name, 0.0, batches=options.batches), count, processes)
         running = sum(each.first in ("better", "worse") for each in verdicts)
         at_end = sum(each.at_end in ("better", "worse") for each in verdicts)
         wrong = sum(each.includes("better", "worse") for each in verdicts)

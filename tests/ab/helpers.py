@@ -105,6 +105,7 @@ def make_result(arm: str = "CAdam", kind: Kind = "better", **fields: Any) -> Res
             own_loss_by_period=[loss, loss],
             rate_by_period=[0.01, 0.03],
             added_rates={},
+            has_diverged=kind == "diverged" and name == arm,
         )
         for name, loss in (("Adam", 0.5), (arm, 0.495))
     ]

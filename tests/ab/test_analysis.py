@@ -11,6 +11,7 @@ import pytest
 from cadam.ab.analysis import Analysis, constant_loss
 from cadam.ab.stream import JudgedEvents
 from cadam.ab.study import Run, Study, rate_between
+from cadam.ab.wording import headline, summary
 from cadam.statistics.paired_scores import MAX_LOSS, PairedScores, log_losses
 from cadam.statistics.rate_selection import RateSelector
 
@@ -170,6 +171,23 @@ def test_losses_are_limited() -> None:
     np.testing.assert_allclose(losses, [math.log(2), MAX_LOSS, math.log1p(math.exp(-3)), math.nan])
     assert constant_loss(0.5) == pytest.approx(math.log(2))
     assert constant_loss(0.0) == 0
+
+
+def test_a_verdict_with_another_sign_in_hindsight_does_not_end_the_comparison() -> None:
+    rates = {("A", 0.01): (1.0, 0.2), ("A", 0.1): (0.2, 1.0), ("B", 0.01): (0.5, 0.5), ("B", 0.1): (0.5, 0.5)}
+    analysis = make_analysis(rates)
+    analysis.update(BATCHES + 1)
+    result = analysis.result()
+    (pair,) = result.pairs
+    assert (pair.kind, pair.is_reversed) == ("worse", True)
+    assert pair.difference > 0 > pair.in_hindsight
+    assert not analysis.is_decided
+    assert pair.more_events == result.judged_events
+    assert f"About {result.judged_events:,} more events, or learning rates that lie closer" in headline(pair, result)
+    assert "This is not decided: the learning rates decide" in summary(pair, result)
+    same = make_analysis({key: (0.5 if key[0] == "B" else 1.0,) * 2 for key in rates})
+    same.update(BATCHES + 1)
+    assert same.is_decided
 
 
 def test_seeds_that_change_nothing_are_no_evidence() -> None:

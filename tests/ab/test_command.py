@@ -402,6 +402,8 @@ def test_the_learning_command_has_the_options_of_the_arm() -> None:
         f"cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer '{arm}'"
     )
     assert command == f"{expected} --lr 0.03"
+    untrained = make_result(arm=arm, warm_up=None)
+    assert not learning_command(options, Study("csv:a b.csv", ("Adam", arm), "m.py:build", 256), untrained)
 
 
 def test_with_a_batch_size_of_one_arms_without_compiled_code_are_reported(
@@ -418,10 +420,10 @@ def test_with_a_batch_size_of_one_arms_without_compiled_code_are_reported(
 
 
 def test_arms_may_be_one_optimizer_with_different_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = "cadam, CAdam:moments=int8, cadam:second_moment=row:betas=(0.9,0.99)"
+    arms = "cadam, CAdam:moments=int8, cadam:second_moment=row:betas=(0.9,0.99), cadam:confidence@bias.*=false"
     assert main(ab_command(folder, "--arms", arms, "--lr", "0.03", "--events", "1500", "--json")) == 0
     found = json.loads(capsys.readouterr().out)
-    other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row"]
+    other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row", "CAdam:confidence@bias.*=False"]
     assert [pair["arm"] for pair in found["pairs"]] == other
     assert {pair["baseline"] for pair in found["pairs"]} == {"CAdam"}
     assert all(pair["difference"] != 0 for pair in found["pairs"]), "the options did nothing"

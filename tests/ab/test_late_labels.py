@@ -78,6 +78,14 @@ def test_options_that_do_not_fit_are_refused(
     assert text in capsys.readouterr().err
 
 
+def test_labels_of_another_source_need_a_schema(late: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ("--label", "click", "--labels", str(late / "labels.parquet"), "--horizon", "250")
+    assert main(["ab", str(late / "clicks.parquet"), *labels, "--cache", str(late / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "has no column 'click' for the label" in error
+    assert "where the labels are another source, --schema names the label, the id and the time" in error
+
+
 def test_other_labels_are_another_comparison(late: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--labels", str(late / "labels.parquet"), "--horizon", f"{HORIZON:g}", "--events", "1500")
     first = compare_arms(late, capsys, *options)

@@ -43,7 +43,11 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
         ({}, "Switch to CAdam: the log loss with CAdam is 1.00% lower than with Adam.", "switch"),
         ({"kind": "worse", "difference": 1.0, "in_hindsight": 1.0}, "Stay with Adam: the log loss", "stay"),
         ({"kind": "equivalent"}, "No practical difference:", "no practical difference"),
-        ({"kind": "diverged"}, "Not comparable:", "not comparable"),
+        (
+            {"kind": "diverged"},
+            "Not comparable: CAdam diverged at every learning rate under some seed. Compare again with lower rates",
+            "not comparable",
+        ),
         ({"warm_up": None}, "Undecided: no model is better than the best constant prediction.", "undecided"),
         ({"in_hindsight": 0.05}, "Undecided: the learning rates decide which arm is ahead.", "undecided"),
         (

@@ -23,7 +23,7 @@ from cadam.cli import main, writable_paths
 from cadam.cli.exit_codes import NO_PACKAGE
 from cadam.online import LinesSource, Schema, measure, recompute
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
-from cadam.online.models.model_file import OptimizerSpec
+from cadam.online.models.model_file import OptimizerSpec, UsageError
 from cadam.online.persistence.prediction_log import PredictionLog
 from cadam.online.training_step import default_threads
 from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
@@ -762,6 +762,37 @@ def test_a_resumed_run_uses_the_optimizer_options_of_the_command_and_logs_change
     assert said == "track_alignment was True until now and changes to False"
 
 
+def test_a_run_with_options_of_some_parameters_resumes_with_them(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(600))
+    same = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    both = "cadam:weight_decay=0.01:weight_decay@*bias=0"
+
+    def saved() -> list[tuple[float, bool]]:
+        ours = learner(checkpoint=tmp_path / "state")
+        assert ours.checkpoints is not None
+        checkpoint = ours.checkpoints.load_newest()
+        ours.close()
+        assert checkpoint is not None
+        groups = checkpoint[1]["optimizer"]["param_groups"]
+        return [(group["weight_decay"], group["param_names"][0].endswith("bias")) for group in groups]
+
+    assert run(*same, "--optimizer", both, "--events", 200) == 0
+    assert sorted(saved()) == [(0, True), (0.01, False)]
+    assert run(*same, "--optimizer", both, "--events", 400) == 0
+    assert sorted(saved()) == [(0, True), (0.01, False)]
+    assert "until now" not in caplog.text
+    assert run(*same, "--optimizer", "cadam:confidence@users*=false") == 2
+    assert "does not fit this command: the saved optimizer has other groups" in capsys.readouterr().err
+    assert run(*same, "--optimizer", both.replace("bias=0", "bias=0.1")) == 0
+    assert sorted(saved()) == [(0.01, False), (0.1, True)]
+
+
 def test_optimizer_options_that_contradict_the_checkpoint_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -814,6 +845,8 @@ def test_optimizer_options_of_the_command_replace_those_of_a_warm_start(
         ("cadam:params=1", "unknown option 'params'"),
         ("cadam:eps=1:eps=2", "eps is given twice"),
         ("cadam:eps=small", "eps must be a number"),
+        ("cadam:confidence@=1:confidence@=1", "confidence@ is given twice"),
+        ("cadam:moment@bias=int8", "unknown option 'moment'"),
         ("cadam:amsgrad=no", "Invalid amsgrad value: 'no' (True or False)"),
         ("cadam:amsgrad='False'", "Invalid amsgrad value: 'False' (True or False)"),
         ("csgdm:nesterov=yes", "Invalid nesterov value: 'yes' (True or False)"),
@@ -850,3 +883,20 @@ def test_an_optimizer_is_named_in_any_case_and_its_options_in_any_order() -> Non
         assert OptimizerSpec.parse(str(spec)) == spec
         assert torch.equal(torch.get_rng_state(), before), "the model that follows would start elsewhere"
     assert str(OptimizerSpec.parse(given[1])) == "CAdam:betas=(0.0, 0.9)"
+
+
+def test_an_option_may_be_limited_to_parameters_by_their_names() -> None:
+    spec = OptimizerSpec.parse("cadam:weight_decay@*=0.1:confidence@*bias=false:eps=1e-6")
+    assert OptimizerSpec.parse(str(spec)) == spec
+    optimizer = spec.build(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)), 0.01)
+    groups = {tuple(group["param_names"]): group for group in optimizer.param_groups}
+    weights, biases = groups["0.weight", "1.weight"], groups["0.bias", "1.bias"]
+    names = ("eps", "weight_decay", "confidence")
+    assert [weights[name] for name in names] == [1e-6, 0.1, True]
+    assert [biases[name] for name in names] == [1e-6, 0.1, False]
+    changed = OptimizerSpec.parse("cadam:confidence@*bias=true").update_options(optimizer.state_dict(), lr=0.02)
+    assert [(group["confidence"], group["lr"]) for group in changed["param_groups"]] == [(True, 0.02), (True, 0.02)]
+    with pytest.raises(ValueError, match="other groups"):
+        OptimizerSpec.parse("cadam:confidence@0*=false").update_options(optimizer.state_dict())
+    with pytest.raises(UsageError, match=r"no parameter matches 'table\*'; there are weight, bias"):
+        OptimizerSpec.parse("cadam:confidence@table*=false").build(torch.nn.Linear(2, 1), 0.01)

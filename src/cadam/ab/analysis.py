@@ -110,8 +110,15 @@ class Analysis:
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is a verdict about every arm, or no arm can have one."""
-        return all(pair.kind != "inconclusive" for pair in self.pairs.values())
+        """Whether there is a verdict about every arm, of which none has another sign at the best rates in hindsight."""
+        return all(pair.kind != "inconclusive" and not self._is_reversed(arm) for arm, pair in self.pairs.items())
+
+    def _is_reversed(self, arm: str) -> bool:
+        """Whether the difference has another sign at the best single rates in hindsight, so that it is undecided."""
+        pair = self.pairs[arm]
+        if self.study.metric != "log_loss" or pair.kind not in ("better", "worse"):
+            return False
+        return _in_hindsight(self._best_rate(arm)[1], self._best_rate(self.study.baseline)[1]) * pair.over_time.mean < 0
 
     def runs(self) -> list[Run]:
         """Return all runs, with those at added learning rates."""
@@ -307,12 +314,22 @@ class Analysis:
         weights = self._weights[first:end]
         return float(values[first:end] @ weights / weights.sum()) if weights.sum() else math.nan
 
+    def _losses_by_rate(self, arm: str) -> dict[float, Array]:
+        """Return the loss of each batch at each learning rate of an arm, as a mean over seeds."""
+        return {lr: np.mean([self._losses[Run(arm, lr, seed)] for seed in self._seeds], 0) for lr in self.rates[arm]}
+
+    def _best_rate(self, arm: str) -> tuple[float, float]:
+        """Return the learning rate with the lowest loss over all judged events, and this loss; nan if all diverged."""
+        first = self.warm_up_batches or 0
+        losses = {lr: self._mean(values, first, self.batches) for lr, values in self._losses_by_rate(arm).items()}
+        finite = {lr: loss for lr, loss in losses.items() if math.isfinite(loss)}
+        return min(finite.items(), key=lambda item: item[1]) if finite else (math.nan, math.nan)
+
     def _arm_result(self, arm: str, part: slice, first: int, periods: list[tuple[int, int]]) -> ArmResult:
-        by_rate = {lr: np.mean([self._losses[Run(arm, lr, seed)] for seed in self._seeds], 0) for lr in self.rates[arm]}
+        by_rate = self._losses_by_rate(arm)
         loss_by_rate = {lr: self._mean(values, first, self.batches) for lr, values in by_rate.items()}
         own = np.mean([self._arms[arm, seed].losses for seed in self._seeds], 0)
-        finite = {lr: loss for lr, loss in loss_by_rate.items() if math.isfinite(loss)}
-        best = min(finite, key=lambda lr: finite[lr]) if finite else math.nan
+        best_rate, loss_at_best_rate = self._best_rate(arm)
         selectors = [self._arms[arm, seed].selector for seed in self._seeds]
         usable = {lr: loss for lr, loss in self._recent_losses(arm).items() if math.isfinite(loss)}
         leaders = [
@@ -332,8 +349,8 @@ class Analysis:
             name=arm,
             metrics=metrics,
             rate_to_use=min(usable, key=lambda lr: usable[lr]) if usable else math.nan,
-            best_rate=best,
-            loss_at_best_rate=finite.get(best, math.nan),
+            best_rate=best_rate,
+            loss_at_best_rate=loss_at_best_rate,
             loss_by_rate=loss_by_rate,
             loss_by_period={lr: [self._mean(values, *period) for period in periods] for lr, values in by_rate.items()},
             own_loss_by_period=[self._mean(own, *period) for period in periods],
@@ -358,6 +375,8 @@ class Analysis:
             100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
         ]
         more_events, more_seeds = pair.estimate_more() if kind == "inconclusive" else (None, None)
+        if self._is_reversed(arm):
+            more_events = round(pair.events)  # as many events again, in which the arms may have found their rates
         users, users_ahead = self._over_users(arm, part, base.metrics["log_loss"])
         over_seeds = pair.over_seeds
         return PairResult(
@@ -381,7 +400,7 @@ class Analysis:
             decided_at=pair.decided_at,
             first_decided_at=pair.first_decided_at,
             reopened_at=pair.reopened_at,
-            in_hindsight=100 * (own.loss_at_best_rate / base.loss_at_best_rate - 1),
+            in_hindsight=_in_hindsight(own.loss_at_best_rate, base.loss_at_best_rate),
             more_events=more_events,
             more_seeds=more_seeds,
             periods=by_period,
@@ -407,6 +426,11 @@ class Analysis:
         differs = means != 0
         ahead = float((means < 0).sum() / max(differs.sum(), 1))
         return interval(100 * means / base, weights), ahead
+
+
+def _in_hindsight(arm: float, baseline: float) -> float:
+    """Return the difference of the losses at the best single rates in percent of the baseline's."""
+    return 100 * (arm / baseline - 1)
 
 
 def constant_loss(share: float) -> float:

@@ -11,6 +11,11 @@ def join_words(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 seed" and "5 seeds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """Format a number of seconds in the unit a person would use."""
     if seconds < 10:

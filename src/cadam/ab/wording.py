@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..statistics.comparison import Kind, position, sign
 from ..statistics.intervals import Interval
 from .result import METRIC_NAMES, UNITS, PairResult, Result
-from .text import join_words
+from .text import count, join_words
 
 ACTIONS: Mapping[Kind, str] = {
     "better": "switch",
@@ -37,8 +37,8 @@ def objection(pair: PairResult, result: Result) -> str:
     if pair.is_reversed and pair.kind in ("better", "worse"):
         return (
             f"the learning rates decide which arm is ahead. With rates chosen along the stream, {_effect(pair)}; at "
-            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%. Learning rates that lie closer "
-            "around the best ones (--lr) would show which is right"
+            f"the best single rates in hindsight it is {pair.in_hindsight:+.2f}%. About {pair.more_events or 0:,} more "
+            "events, or learning rates that lie closer around the best ones (--lr), would show which is right"
         )
     return ""
 
@@ -52,9 +52,17 @@ def headline(pair: PairResult, result: Result) -> str:
         "worse": f"Stay with {pair.baseline}: {_effect(pair)}{_caution(pair, result)}.",
         "equivalent": f"No practical difference: {_effect(pair)}.",
         "inconclusive": f"Undecided: {_effect(pair)}, but {_doubt(pair, result)}. {next_step(pair, result)}",
-        "diverged": "Not comparable: an arm diverged at every learning rate. Compare again with lower rates (--lr).",
+        "diverged": f"Not comparable: {_divergence(pair, result)}",
     }
     return texts[pair.kind]
+
+
+def _divergence(pair: PairResult, result: Result) -> str:
+    """Return which arms diverged, and what to do; empty if none did."""
+    arms = [name for name in (pair.baseline, pair.arm) if result.arm(name).has_diverged]
+    if not arms:
+        return ""
+    return f"{join_words(arms)} diverged at every learning rate under some seed. Compare again with lower rates (--lr)."
 
 
 def _effect(pair: PairResult) -> str:
@@ -141,10 +149,12 @@ def format_interval(interval: Interval, unit: str) -> str:
 
 
 def reasons(pair: PairResult, result: Result) -> list[str]:
-    """Return the evidence for a verdict, one sentence or two for each kind."""
+    """Return the evidence for a verdict, one sentence or two for each kind; none if an arm has diverged."""
     unit = UNITS[pair.metric]
     arm, base = result.arm(pair.arm), result.arm(pair.baseline)
-    lines = []
+    lines: list[str] = []
+    if pair.kind == "diverged":
+        return lines
     if pair.decided_at is not None:
         when = "at the end of the stream, " if pair.decided_at == result.events else ""
         lines.append(f"Decided {when}after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
@@ -156,7 +166,7 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
     seeds = (
         "Every seed gives the same predictions, so seeds are not evidence."
         if over_seeds is None
-        else f"Over {result.seeds} seeds: {format_interval(over_seeds, unit)} "
+        else f"Over {count(result.seeds, 'seed')}: {format_interval(over_seeds, unit)} "
         f"({100 * pair.seed_confidence:.4g}% interval)."
     )
     lines.append(
@@ -217,6 +227,8 @@ def warnings(result: Result) -> list[str]:
 
 def summary(pair: PairResult, result: Result) -> str:
     """Return one paragraph: what to do, what it is worth, how sure it is, and what was assumed."""
+    if pair.kind == "diverged":
+        return f"Nothing can be said about these arms, because {_divergence(pair, result)}"
     recommended = result.recommended
     rate = result.arm(recommended).rate_to_use
     todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
@@ -233,14 +245,15 @@ def summary(pair: PairResult, result: Result) -> str:
         "worse": error_rate,
         "equivalent": f"Differences below {result.matters:g}{unit} count as none.",
         "inconclusive": f"This is not decided: {_doubt(pair, result)}. {next_step(pair, result)}",
-        "diverged": "Nothing can be said, because an arm diverged.",
     }[pair.kind]
-    warm_up = result.warm_up or 0
+    if text := objection(pair, result):
+        sure = f"This is not decided: {text}."
     assumed = (
-        f"Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
-        f"The first {warm_up:,} events, before the models were better than a constant, do not count. No assumption "
-        "about drift is made; the verdict is about this stream, this model and seeds like these."
+        "Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
     )
+    if result.warm_up is not None:
+        assumed += f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
+    assumed += "No assumption about drift is made; the verdict is about this stream, this model and seeds like these."
     if result.lag:
         assumed += f" Labels are up to {result.lag} batches late, which the interval takes into account."
     return " ".join([todo, worth, sure, assumed])

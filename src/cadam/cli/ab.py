@@ -29,7 +29,7 @@ from ..ab.result import Result, as_plain
 from ..ab.runner import RunCache, StudyRunner
 from ..ab.stream import EncodedStream, encode_stream
 from ..ab.study import Study
-from ..ab.text import join_words
+from ..ab.text import count, join_words
 from ..ab.wording import action, headline, reasons, summary, warnings
 from ..atomic_write import replace_file
 from ..online import run_config
@@ -367,16 +367,21 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
                 raise
             reader.report_rejected()
     judged = stream.judged
-    if len(judged.labels) < 2 * MIN_WARM_UP or not 0 < judged.labels.mean() < 1:
-        kinds = (
-            "both kinds of label" if len(judged.labels) >= 2 * MIN_WARM_UP else f"{2 * MIN_WARM_UP:,} labeled events"
-        )
+    labeled, positive = len(judged.labels), int(judged.labels.sum())
+    if labeled < 2 * MIN_WARM_UP or positive in (0, labeled):
         _remove_stream(folder, options.cache)
-        raise ValueError(f"an A/B needs {kinds}; {study.data} has {len(judged.labels):,} labeled events. Check --label")
+        if labeled < 2 * MIN_WARM_UP:
+            lack = f"{2 * MIN_WARM_UP:,} labeled events; {study.data} has {labeled:,} of {stream.events:,}"
+            advice = "Use more events" if labeled == stream.events else "Check --label"
+        else:
+            lack = f"both kinds of label; all {labeled:,} labels of {study.data} are {int(positive > 0)}"
+            advice = "Check --label"
+        raise ValueError(f"an A/B needs {lack}. {advice}")
     runs = len(study.arms) * len(study.grid) * study.seeds
     print(
-        f"{stream.events:,} events. {join_words(study.arms)} run at {len(study.grid)} learning rates under "
-        f"{study.seeds} seeds ({runs} runs) until there is a verdict. To be quicker: --events N, --seeds N, fewer --lr"
+        f"{stream.events:,} events. {join_words(study.arms)} run at {count(len(study.grid), 'learning rate')} "
+        f"under {count(study.seeds, 'seed')} ({runs} runs) until there is a verdict. To be quicker: --events N, "
+        "--seeds N, fewer --lr"
     )
     return stream
 
@@ -495,7 +500,9 @@ def resume_command(options: argparse.Namespace, uri: str) -> str:
 
 
 def learning_command(options: argparse.Namespace, study: Study, result: Result) -> str:
-    """Return the `cadam run` command that learns with the recommended arm; empty if runs diverged."""
+    """Return the `cadam run` command that learns with the recommended arm; empty if no model learned anything."""
+    if result.warm_up is None:
+        return ""
     rate = result.arm(result.recommended).rate_to_use
     return _run_command(options, study.data, result.recommended, rate) if math.isfinite(rate) else ""
 

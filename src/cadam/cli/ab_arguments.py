@@ -76,7 +76,8 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "--arms",
         default="adam,cadam",
         metavar="A,B",
-        help="optimizers, with options as in cadam,cadam:moments=int8; the first is the baseline (default: adam,cadam)",
+        help="optimizers, with options as in cadam,cadam:moments=int8 or cadam,cadam:confidence@*.bias=False; the "
+        "first is the baseline (default: adam,cadam)",
     )
     add(
         "--lr",

@@ -164,7 +164,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         default="CAdam",
         metavar="NAME",
-        help="an optimizer of cadam, with options as in CAdam:moments=int8:weight_decay=0.01 (default: CAdam)",
+        help="an optimizer of cadam, with options as in CAdam:moments=int8:weight_decay=0.01; "
+        "CAdam:confidence@*.bias=False is for the parameters with such names (default: CAdam)",
     )
     add(
         "--lr",

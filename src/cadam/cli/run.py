@@ -47,7 +47,6 @@ from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.prediction_log import LogOptions
 from ..online.persistence.random_state import seed_generators
-from ..online.persistence.warm_start import with_options
 from ..online.stop_signals import stop_on_signals
 from ..online.training_step import ModelOutputError, default_threads
 from ..printable import printable, shell_word
@@ -311,10 +310,10 @@ def restore(job: Job) -> None:
         with _checkpoint_errors(job, compare_config=True), expect_valid_content(path):
             _check_metrics(state["metrics"][1:], job)
             is_rate_kept = options.lr is None or learner.rate_tuning is not None
-            new_options = {**({} if is_rate_kept else {"lr": job.lr}), **job.optimizer.options}
-            optimizer_state = with_options(state["optimizer"], new_options)
+            new_rate = {} if is_rate_kept else {"lr": job.lr}
+            optimizer_state = job.optimizer.update_options(state["optimizer"], **new_rate)
             for candidate in ((state.get("rate_tuning") or {}).get("candidates") or {}).values():
-                candidate["optimizer"] = with_options(candidate["optimizer"], job.optimizer.options)
+                candidate["optimizer"] = job.optimizer.update_options(candidate["optimizer"])
             learner.load_state_dict({**state, "optimizer": optimizer_state})
         learner.resumed = True
         if warm_start_files:
@@ -328,6 +327,8 @@ def restore(job: Job) -> None:
             )
         _log_changed_options(learner, state["optimizer"]["param_groups"])
     elif warm_start_files:
+        if job.optimizer.group_options:
+            raise UsageError("--warm-start takes an --optimizer with options of all parameters only, without @")
         try:
             learner.warm_start(options.warm_start, job.optimizer.options)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:

@@ -195,7 +195,13 @@ def _choose_schema(
         raise UsageError(
             f"{model.rpartition(':')[0]} has no SCHEMA, and --schema is not given; with --label the schema is inferred"
         )
-    inferred = infer_schema(uri, options)
+    try:
+        inferred = infer_schema(uri, options)
+    except inference.CannotInferError as error:
+        if getattr(options, "labels", None) is None:
+            raise
+        advice = "where the labels are another source, --schema names the label, the id and the time"
+        raise UsageError(f"{error}; {advice}") from error
     return inferred.schema, inferred
 
 

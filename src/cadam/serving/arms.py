@@ -67,7 +67,10 @@ class Arm:
         if not 0 < lr < float("inf"):
             raise UsageError(f"{text}: the learning rate must be above 0, got {lr:g}")
         rest = [part for part in parts if part.partition("=")[0].strip() != "lr"]
-        return cls(OptimizerSpec.parse(":".join(rest)), lr)
+        spec = OptimizerSpec.parse(":".join(rest))
+        if spec.group_options:
+            raise UsageError(f"{text}: a service takes options of all parameters only, without @")
+        return cls(spec, lr)
 
     def __str__(self) -> str:
         return f"{self.spec}:lr={self.lr:g}"

@@ -28,7 +28,7 @@ def result_figures(result: Result) -> Mapping[str, Figure]:
     figures: dict[str, Figure] = {}
     name, unit = METRIC_NAMES[result.metric], UNITS[result.metric].strip()
     unit = f"% of the {name}" if unit == "%" else unit
-    if any(pair.curve.events for pair in result.pairs):
+    if any(math.isfinite(low) for pair in result.pairs for low in pair.curve.low):
         figure, axes = _figure("Difference so far", f"difference, {unit}")
         _draw_difference(axes, result, colors)
         better = "Below 0, the arm is better" if result.metric == "log_loss" else "Above 0, the arm is better"
@@ -128,7 +128,8 @@ def _draw_periods(axes: Axes, result: Result, colors: Mapping[str, str]) -> None
 
 def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None:
     arm = result.arm(name)
-    own, reach = arm.own_loss_by_period, 0.0
+    own = arm.own_loss_by_period
+    peaks: list[float] = []
     rates = list(arm.loss_by_period)
     for number, (lr, losses) in enumerate(arm.loss_by_period.items()):
         relative = [100 * (loss / base - 1) for loss, base in zip(losses, own, strict=True)]
@@ -136,9 +137,12 @@ def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None
         if finite:
             alpha = 0.3 + 0.7 * number / max(len(rates) - 1, 1)
             axes.plot(result.period_ends, relative, color=color, alpha=alpha, lw=1.2, label=f"{lr:g}")
-            reach = max(reach, min(max(map(abs, finite)), 10.0))
+            peaks.append(max(map(abs, finite)))
     axes.axhline(0, color=palette.INK, lw=0.8)
-    axes.set_ylim(-reach / 3 or -1, reach or 1)
+    # Rates far from the best one do not fit, but the nearest one that differs is always shown whole.
+    nearest = min((peak for peak in peaks if peak > 0), default=0.0)
+    reach = min(max(peaks, default=0.0), max(10.0, 1.1 * nearest)) or 1
+    axes.set_ylim(-reach / 3, reach)
 
 
 def styled(draw: Callable[[], Mapping[str, Figure]]) -> Mapping[str, Figure]:

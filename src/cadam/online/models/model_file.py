@@ -6,8 +6,9 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -92,15 +93,21 @@ def build_from_function(location: str, function: Callable[[], Any], schema: Sche
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer of cadam with options, as in ``CAdam`` or ``CAdam:moments=int8:weight_decay=0.01``."""
+    """An optimizer of cadam with options, as in ``CAdam`` or ``CAdam:moments=int8:weight_decay=0.01``.
+
+    An option may be limited to some parameters by a pattern for their names, as in ``CAdam:confidence@*.bias=False``.
+    They then form a parameter group.
+    """
 
     kind: type[cadam.Optimizer]
     options: dict[str, Any]
+    group_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The options of the parameters whose names match a pattern, as in `fnmatch`. A later pattern takes precedence."""
 
     @classmethod
     @cache
     def parse(cls, text: str) -> OptimizerSpec:
-        """Parse NAME or NAME:OPTION=VALUE:...; the case of the name does not matter.
+        """Parse NAME or NAME:OPTION=VALUE:... or NAME:OPTION@PATTERN=VALUE:...; the case of the name does not matter.
 
         Raises:
             UsageError: if there is no such optimizer, or if an option or its value is invalid.
@@ -113,8 +120,11 @@ class OptimizerSpec:
             if parameter.name not in EXCLUDED_OPTIONS
         }
         options: dict[str, Any] = {}
+        group_options: dict[str, dict[str, Any]] = {}
         for assignment in assignments:
-            option, equals, value = (part.strip() for part in assignment.partition("="))
+            target, equals, value = (part.strip() for part in assignment.partition("="))
+            option, is_limited, pattern = (part.strip() for part in target.partition("@"))
+            given = group_options.setdefault(pattern, {}) if is_limited else options
             if not equals:
                 raise UsageError(
                     f"{text}: expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got {assignment!r}"
@@ -123,10 +133,10 @@ class OptimizerSpec:
                 raise UsageError(f"{text}: the learning rate is given by --lr")
             if option not in defaults:
                 raise UsageError(f"{text}: {describe_unknown(option, defaults)}")
-            if option in options:
-                raise UsageError(f"{text}: {option} is given twice")
-            options[option] = _convert_like(defaults[option], _parse_value(value))
-        spec = cls(kind, dict(sorted(options.items())))
+            if option in given:
+                raise UsageError(f"{text}: {target} is given twice")
+            given[option] = _convert_like(defaults[option], _parse_value(value))
+        spec = cls(kind, dict(sorted(options.items())), group_options)
         try:
             spec._validate()
         except (ValueError, TypeError, RuntimeError) as error:
@@ -134,7 +144,10 @@ class OptimizerSpec:
         return spec
 
     def __str__(self) -> str:
-        return ":".join([self.kind.__name__, *(f"{option}={value}" for option, value in self.options.items())])
+        parts = [f"{option}={value}" for option, value in self.options.items()]
+        for pattern, options in self.group_options.items():
+            parts += [f"{option}@{pattern}={value}" for option, value in options.items()]
+        return ":".join([self.kind.__name__, *parts])
 
     def _validate(self) -> None:
         """Check the values of the options.
@@ -143,14 +156,57 @@ class OptimizerSpec:
         known when a step selects its engine, so then a step is taken with one sparse and one dense parameter.
         """
         model = nn.ModuleList(nn.Embedding(2, 2, sparse=sparse, _weight=torch.zeros(2, 2)) for sparse in (True, False))
-        optimizer = self.build(model, 1e-3)
-        if self.options.keys() & set(EXECUTION_OPTIONS):
-            sum(table(torch.tensor([0])).sum() for table in model).backward()
-            optimizer.step()
+        for options in ({}, *self.group_options.values()):
+            together = {**self.options, **options}
+            optimizer = self.kind(model.named_parameters(), lr=1e-3, **together)
+            if together.keys() & set(EXECUTION_OPTIONS):
+                sum(table(torch.tensor([0])).sum() for table in model).backward()
+                optimizer.step()
 
     def build(self, model: nn.Module, lr: float) -> cadam.Optimizer:
-        """Create the optimizer for all parameters of a model."""
-        return self.kind(model.named_parameters(), lr=lr, **self.options)
+        """Create the optimizer for all parameters of a model.
+
+        Raises:
+            UsageError: if no name of a parameter matches a pattern.
+        """
+        named = dict(model.named_parameters())
+        for pattern in self.group_options:
+            if not any(fnmatchcase(name, pattern) for name in named):
+                raise UsageError(f"{self}: no parameter matches {pattern!r}; there are {', '.join(named)}")
+        members: dict[tuple[str, ...], list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in named.items():
+            members.setdefault(self._patterns(name), []).append((name, parameter))
+        groups = [{"params": each, **self._options(each[0][0])} for each in members.values()]
+        return self.kind(groups, lr=lr, **self.options)
+
+    def update_options(self, state_dict: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Copy the state dict of an optimizer that was built like this one, with the options of this one.
+
+        Args:
+            state_dict: The state dict.
+            **more: Further options of all groups.
+
+        Raises:
+            ValueError: If parameters of one group match different patterns.
+        """
+        groups = []
+        for group in state_dict["param_groups"]:
+            names = group.get("param_names", [""])
+            if len(set(map(self._patterns, names))) > 1 or (self.group_options and "param_names" not in group):
+                raise ValueError(f"the saved optimizer has other groups of parameters than {self}")
+            groups.append({**group, **more, **self._options(names[0])})
+        return {**state_dict, "param_groups": groups}
+
+    def _patterns(self, name: str) -> tuple[str, ...]:
+        """Return the patterns that the name of a parameter matches."""
+        return tuple(pattern for pattern in self.group_options if fnmatchcase(name, pattern))
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """Return the options of the parameter with this name."""
+        options = dict(self.options)
+        for pattern in self._patterns(name):
+            options |= self.group_options[pattern]
+        return options
 
 
 def _class_by_name(name: str) -> type[cadam.Optimizer]:

@@ -228,6 +228,8 @@ class Migration:
             UsageError: if the state has a form that cannot be migrated.
         """
         spec = self.optimizer or OptimizerSpec.parse(name)
+        if len(state["param_groups"]) > 1 or spec.group_options:
+            raise UsageError("options of some parameters (OPTION@PATTERN) cannot be migrated: use those of all")
         group = state["param_groups"][0]
         optimizer = spec.build(self._new_model, self.lr or float(group["lr"]))
         migrated = optimizer.state_dict()
