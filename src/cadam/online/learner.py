@@ -37,6 +37,7 @@ from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, 
 from .data.schema import record_as_json
 from .fused_step import FusedStep, create_training_step
 from .graph_step import GraphStep
+from .labels.batch_growth import BatchGrowth
 from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
@@ -45,7 +46,9 @@ from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric, accepts_weights
 from .models import Inputs
+from .models.initial_bias import find_log_odds, set_bias
 from .models.model_file import LOG_LOSS, is_log_loss
+from .models.networks import Linear
 from .monitoring.drift import DriftMonitor
 from .monitoring.reject_limit import rejected_share
 from .per_event import PerEventTraining
@@ -94,10 +97,14 @@ class Learner:
         loss: computes the mean loss from scores and labels.
         labels: how long events wait for their labels, and what happens to those without one.
         batch_size: events per training step; by default a step uses all events that have just been labeled.
+        batch_growth: the largest number of events that are predicted together, and learned in one step, as a function
+            of the number of learned events. Larger batches of the source are split. By default there is no limit.
         per_event: whether to learn each event before the next one is predicted. The ready-made models linear and FM
             are then trained by compiled code; `training_mode` tells whether this is the case.
         tune_rate: whether the learning rate is tuned while the stream is learned, see `RateTuning`. The rate of the
             optimizer is where the search starts.
+        initialize_bias: whether the bias of a ready-made model is set to the log odds of the labels of the first
+            training step, before this step. A model that is loaded or warm-started keeps its bias.
         compile: whether `torch.compile` compiles the model, which must be your own. It takes some seconds at the
             beginning, and the last bits of the scores differ.
         metrics: metrics that are updated with every labeled prediction, in addition to the loss.
@@ -130,8 +137,10 @@ class Learner:
         *,
         labels: LabelOptions | None = None,
         batch_size: int | None = None,
+        batch_growth: BatchGrowth | None = None,
         per_event: bool = False,
         tune_rate: bool = False,
+        initialize_bias: bool = False,
         compile: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: CheckpointOptions | Path | str | None = None,
@@ -142,11 +151,18 @@ class Learner:
     ) -> None:
         if per_event and batch_size not in (None, 1):
             raise ValueError(f"per_event learns one event per step, but batch_size is {batch_size}")
+        if batch_growth is not None and (per_event or batch_size is not None):
+            raise ValueError("batch_growth chooses the number of events per step: leave out batch_size and per_event")
         if per_event and tune_rate:
             raise ValueError("the learning rate is tuned in batches, not with per_event: give a fixed learning rate")
         labels = labels or LabelOptions()
         if labels.early_positives and loss is not LOG_LOSS:
             raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
+        if initialize_bias and (not isinstance(model, Linear) or not is_log_loss(loss)):
+            raise ValueError("initialize_bias needs a ready-made model and the log loss")
+        if initialize_bias and (per_event or labels.early_positives):
+            reason = "one label" if per_event else "labels that are all negative at first"
+            raise ValueError(f"initialize_bias would use the log odds of {reason}: leave it out")
         training_loss = fake_negative_weighted_loss if labels.early_positives else loss
         if compile and tune_rate:
             raise ValueError("the models that tune_rate compares are not compiled: leave out compile or tune_rate")
@@ -160,6 +176,9 @@ class Learner:
             if self.join.options.horizon != math.inf:
                 self.per_event = "with torch: with a horizon, events may expire between any two events"
         self.queue = TrainingQueue(1 if per_event else batch_size)
+        self.batch_growth = batch_growth
+        self._waits_for_bias = initialize_bias
+        """Whether the bias is set before the next training step."""
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.has_log_loss = is_log_loss(loss)
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
@@ -241,14 +260,15 @@ class Learner:
         if batch.rejected:
             self.rejections.add(batch.rejected)
         self.missing_columns.update(batch.missing_columns)
-        for events, labels in batch.in_order() if self.per_event is not None else [(batch.events, batch.labels)]:
-            has_labels = labels is not None and len(labels) > 0
-            if events is not None and len(events):
-                self._process_events(events, labels_follow=has_labels)
-            if labels is not None and has_labels:
-                self._match_labels(labels)
-            self.pending.withdraw(batch.withdrawn)
-            self._expire_and_train()
+        for part in [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned)):
+            for events, labels in part.in_order() if self.per_event is not None else [(part.events, part.labels)]:
+                has_labels = labels is not None and len(labels) > 0
+                if events is not None and len(events):
+                    self._process_events(events, labels_follow=has_labels)
+                if labels is not None and has_labels:
+                    self._match_labels(labels)
+                self.pending.withdraw(part.withdrawn)
+                self._expire_and_train()
         if self.schedule is not None:
             self.schedule.has_unsaved_events = True
 
@@ -415,6 +435,10 @@ class Learner:
         """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
         if events.labels is None or self.queue.count or self.queue.batch_size not in (None, len(events)):
             return False
+        if self.batch_growth is not None and len(events) > self.batch_growth.size(self.learned):
+            return False
+        if self._waits_for_bias:
+            return False  # the bias depends on these labels, so the scores must be computed before it is set
         if self.join.waits_for_horizon or (labels_follow and len(self.pending)):
             return False  # other events are learned first, or get a label before the step
         if isinstance(self.per_event, PerEventTraining) or self._has_ids not in (None, events.ids is not None):
@@ -533,10 +557,13 @@ class Learner:
 
     def _train(self, include_short: bool = False) -> None:
         """Take training steps on the queued events, in the order in which they were labeled."""
-        ends = self.queue.step_ends(include_short)
+        largest = None if self.batch_growth is None else self.batch_growth.size(self.learned)
+        ends = self.queue.step_ends(include_short, largest)
         if not ends:
             return
         columns, start = self.queue.columns(), 0
+        if self._waits_for_bias:
+            self._initialize_bias(columns)
         for end in ends:
             if end - start == 1:
                 start += self._train_queue_per_event(columns, start)
@@ -548,6 +575,14 @@ class Learner:
             if error is not None and not self.steps:
                 raise error  # the model cannot learn any of its first events, so the model is the cause
         self.queue.remove_first(start)
+
+    def _initialize_bias(self, columns: Columns) -> None:
+        log_odds = find_log_odds(columns["label"], columns.get("weight"))
+        if log_odds is None:
+            return  # only events with the weight 0, which change nothing
+        set_bias(self.model, log_odds)
+        self._waits_for_bias = False
+        logger.info("the bias starts at %.2f, the log odds of the first %d labels", log_odds, len(columns["label"]))
 
     def _reject_untrainable(self, columns: Columns, error: Exception) -> None:
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
@@ -776,6 +811,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": get_random_state(),
             "has_ids": self._has_ids,
+            "waits_for_bias": self._waits_for_bias,
             "drift": None if self.drift is None else self.drift.state_dict(),
             "reject_reasons": dict(self.rejections.reasons),
             "missing_columns": dict(self.missing_columns),
@@ -825,6 +861,7 @@ class Learner:
         for name, (owner, attribute) in self._saved_counts().items():
             setattr(owner, attribute, state["counts"][name])
         self._has_ids = state["has_ids"]
+        self._waits_for_bias &= state.get("waits_for_bias", False)  # absent in checkpoints of older versions
         self.missing_columns = Counter(missing_columns)
         reasons = state["reject_reasons"]
         self.rejections.reasons = Counter({printable(reason): count for reason, count in reasons.items()})
@@ -903,6 +940,7 @@ class Learner:
             RuntimeError: if the model does not fit; nothing has changed then.
         """
         warm_start(self.model, self.optimizer, checkpoint, options)
+        self._waits_for_bias = False
 
     def close(self) -> None:
         """Close the reject file, the reports and the checkpoint folder."""
