@@ -503,7 +503,8 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
     """Return the `cadam run` command for the same data and model."""
     is_own_model = options.model is not None and ":" in options.model
     values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS} | _changed_label_options(options)
-    if not (is_own_model and options.batch_size == OWN_MODEL_BATCH_SIZE):  # that of ready-made models grows in cadam run
+    # Without --batch-size, the batches of a ready-made model grow in cadam run, and those of the comparison do not.
+    if not is_own_model or options.batch_size != OWN_MODEL_BATCH_SIZE:
         values["batch_size"] = options.batch_size
     if options.max_rejected != MAX_REJECTED:
         values["max_rejected"] = options.max_rejected

@@ -46,7 +46,7 @@ from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric, accepts_weights
 from .models import Inputs
-from .models.initial_bias import find_log_odds, set_bias
+from .models.initial_bias import FirstLabels, set_bias
 from .models.model_file import LOG_LOSS, is_log_loss
 from .models.networks import Linear
 from .monitoring.drift import DriftMonitor
@@ -103,8 +103,8 @@ class Learner:
             are then trained by compiled code; `training_mode` tells whether this is the case.
         tune_rate: whether the learning rate is tuned while the stream is learned, see `RateTuning`. The rate of the
             optimizer is where the search starts.
-        initialize_bias: whether the bias of a ready-made model is set to the log odds of the labels of the first
-            training step, before this step. A model that is loaded or warm-started keeps its bias.
+        initialize_bias: whether the bias of a ready-made model is set to the log odds of the labels so far before each
+            step, until the model has learned `FIRST_LABELS` labels. A model that is warm-started keeps its bias.
         compile: whether `torch.compile` compiles the model, which must be your own. It takes some seconds at the
             beginning, and the last bits of the scores differ.
         metrics: metrics that are updated with every labeled prediction, in addition to the loss.
@@ -177,8 +177,8 @@ class Learner:
                 self.per_event = "with torch: with a horizon, events may expire between any two events"
         self.queue = TrainingQueue(1 if per_event else batch_size)
         self.batch_growth = batch_growth
-        self._waits_for_bias = initialize_bias
-        """Whether the bias is set before the next training step."""
+        self._first_labels = FirstLabels() if initialize_bias else None
+        """The labels from which the bias is estimated; None if it is not set any more."""
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.has_log_loss = is_log_loss(loss)
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
@@ -437,7 +437,7 @@ class Learner:
             return False
         if self.batch_growth is not None and len(events) > self.batch_growth.size(self.learned):
             return False
-        if self._waits_for_bias:
+        if self._first_labels is not None:
             return False  # the bias depends on these labels, so the scores must be computed before it is set
         if self.join.waits_for_horizon or (labels_follow and len(self.pending)):
             return False  # other events are learned first, or get a label before the step
@@ -562,8 +562,6 @@ class Learner:
         if not ends:
             return
         columns, start = self.queue.columns(), 0
-        if self._waits_for_bias:
-            self._initialize_bias(columns)
         for end in ends:
             if end - start == 1:
                 start += self._train_queue_per_event(columns, start)
@@ -571,18 +569,21 @@ class Learner:
                 continue
             part = {name: values[start:end] for name, values in columns.items()}
             start = end
+            if self._first_labels is not None:
+                self._initialize_bias(self._first_labels, part)
             error = self.training.train_robustly(part, self._reject_untrainable)
             if error is not None and not self.steps:
                 raise error  # the model cannot learn any of its first events, so the model is the cause
         self.queue.remove_first(start)
 
-    def _initialize_bias(self, columns: Columns) -> None:
-        log_odds = find_log_odds(columns["label"], columns.get("weight"))
-        if log_odds is None:
-            return  # only events with the weight 0, which change nothing
-        set_bias(self.model, log_odds)
-        self._waits_for_bias = False
-        logger.info("the bias starts at %.2f, the log odds of the first %d labels", log_odds, len(columns["label"]))
+    def _initialize_bias(self, labels: FirstLabels, columns: Columns) -> None:
+        labels.add(columns["label"], columns.get("weight"))
+        if (log_odds := labels.log_odds()) is not None:
+            for model in self.training.models:
+                set_bias(model, log_odds)
+        if labels.is_complete:
+            self._first_labels = None
+            logger.info("the bias starts at %.2f, the log odds of the first %d labels", log_odds, labels.count)
 
     def _reject_untrainable(self, columns: Columns, error: Exception) -> None:
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
@@ -811,7 +812,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": get_random_state(),
             "has_ids": self._has_ids,
-            "waits_for_bias": self._waits_for_bias,
+            "first_labels": None if self._first_labels is None else self._first_labels.state_dict(),
             "drift": None if self.drift is None else self.drift.state_dict(),
             "reject_reasons": dict(self.rejections.reasons),
             "missing_columns": dict(self.missing_columns),
@@ -861,7 +862,11 @@ class Learner:
         for name, (owner, attribute) in self._saved_counts().items():
             setattr(owner, attribute, state["counts"][name])
         self._has_ids = state["has_ids"]
-        self._waits_for_bias &= state.get("waits_for_bias", False)  # absent in checkpoints of older versions
+        first_labels = state.get("first_labels")  # absent in checkpoints of older versions
+        if first_labels is None:
+            self._first_labels = None
+        elif self._first_labels is not None:
+            self._first_labels.load_state_dict(first_labels)
         self.missing_columns = Counter(missing_columns)
         reasons = state["reject_reasons"]
         self.rejections.reasons = Counter({printable(reason): count for reason, count in reasons.items()})
@@ -940,7 +945,7 @@ class Learner:
             RuntimeError: if the model does not fit; nothing has changed then.
         """
         warm_start(self.model, self.optimizer, checkpoint, options)
-        self._waits_for_bias = False
+        self._first_labels = None
 
     def close(self) -> None:
         """Close the reject file, the reports and the checkpoint folder."""

@@ -78,6 +78,11 @@ class TrainingStep:
         # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
         self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """All models that learn: the one that predicts, and those that compete with it."""
+        return [self.model]
+
     def advance(self, time: float, events: int) -> None:
         """Set the clock of features of the kind `id`, see `IdFeatures.advance`."""
         for module in self.id_features:

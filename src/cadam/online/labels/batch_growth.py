@@ -22,14 +22,14 @@ class BatchGrowth:
             most the number of learned events divided by this.
 
     Example:
-        >>> growth = BatchGrowth(first=32, last=256, divisor=512)
-        >>> [growth.size(learned) for learned in (0, 32_767, 32_768, 65_536, 131_072)]
+        >>> growth = BatchGrowth(first=32, last=256, divisor=1024)
+        >>> [growth.size(learned) for learned in (0, 65_535, 65_536, 131_072, 262_144)]
         [32, 32, 64, 128, 256]
     """
 
     first: int = 32
     last: int = 256
-    divisor: int = 512
+    divisor: int = 1024
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
