@@ -10,8 +10,8 @@ class BatchGrowth:
     """Small batches in the beginning of a stream, then larger ones, in powers of two.
 
     A model needs many optimizer steps before it predicts well, so small batches are better in the beginning, where few
-    events have been learned. Later, larger batches take less time per event. Smith et al., Don't decay the learning rate, increase the batch
-    size (2018), https://arxiv.org/abs/1711.00489, let batches grow for a similar reason.
+    events have been learned. Later, larger batches take less time per event. Smith et al., Don't decay the learning
+    rate, increase the batch size (2018), https://arxiv.org/abs/1711.00489, let batches grow for a similar reason.
 
     The size depends on nothing but the number of learned events, so that a resumed run has the same batches.
 
