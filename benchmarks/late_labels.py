@@ -2,7 +2,7 @@
 
     python benchmarks/late_labels.py [--days 42] [--a-day 20000] [--horizon 5] [--model linear] [--optimizer CAdam]
         [--lr 0.03] [--ways joined,horizon] [--seeds 3] [--without-confidence inputs.bias,inputs.linear.weight]
-        [--first-bias -3.2]
+        [--first-bias -3.2] [--run-defaults]
 
 A simulated stream has items whose appeal drifts, a daily and a weekly cycle of traffic, and 4% purchases. Labels
 contain purchases only. Each arrives after an exponential delay with a mean of one day; an event without a label counts
@@ -32,6 +32,7 @@ import torch
 
 from cadam.online import Events, LabelOptions, Labels, Learner, Schema, models
 from cadam.online.data.events import Array, Batch
+from cadam.online.labels.batch_growth import BatchGrowth
 from cadam.online.labels.join import LabelJoin, Outcome, Resolved
 from cadam.online.metrics.auc import auc
 from cadam.online.models.model_file import LOG_LOSS, OptimizerSpec
@@ -140,6 +141,7 @@ def run(
     model_name: str = "linear",
     without_confidence: Collection[str] = (),
     first_bias: float = 0.0,
+    has_run_defaults: bool = False,
 ) -> Result:
     """Learn from a stream in one of the `WAYS`."""
     torch.manual_seed(0)
@@ -158,8 +160,10 @@ def run(
         spec.kind(groups, lr=0.003 if is_tuned else float(lr), **spec.options),
         LOG_LOSS,
         labels=options,
-        batch_size=size,
+        batch_size=None if has_run_defaults else size,
+        batch_growth=BatchGrowth() if has_run_defaults else None,
         tune_rate=is_tuned,
+        initialize_bias=has_run_defaults and way != "early",
     )
     if way == "arrival":
         learner.join = LearnOnArrival(options)
@@ -195,8 +199,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--without-confidence", default="", metavar="A,B", help="names of parameters")
     parser.add_argument("--first-bias", type=float, default=0.0, metavar="X")
+    parser.add_argument(
+        "--run-defaults", action="store_true", help="growing batches and the first bias, as in `cadam run`"
+    )
     options = parser.parse_args()
-    remedies = [name for name in options.without_confidence.split(",") if name], options.first_bias
+    excluded = [name for name in options.without_confidence.split(",") if name]
+    remedies = excluded, options.first_bias, options.run_defaults
     ways = [way for way in WAYS if way in ("joined", *options.ways.split(","))]
     for seed in range(options.seeds):
         stream = Purchases.simulate(options.days, options.a_day, seed)

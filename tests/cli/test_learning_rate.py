@@ -75,7 +75,7 @@ def test_ready_made_models_are_tuned_by_default_and_resume_as_they_began(
     assert "optimizer CAdam, learning rate 0.003 at first (tuned while the run learns)" in caplog.messages
     caplog.clear()
     assert run(clicks) == 0
-    assert re.search(r"learning rate \S+ \(tuned, \d+ changes\)", caplog.text)
+    assert re.search(r"learning rate \S+ \(tuned, \d+ changes?\)", caplog.text)
     assert read_newest(clicks.parent / "state")[1]["rate_tuning"]["labeled"] == COUNT
 
 

@@ -46,7 +46,7 @@ from ..online.monitoring.rejection_reasons import format_reasons, generalize_rea
 from ..online.per_event import CHUNK_SIZE, PerEventTraining
 from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
-from .arguments import add_label_arguments, check_label_arguments, default_batch_size
+from .arguments import OWN_MODEL_BATCH_SIZE, add_label_arguments, check_label_arguments
 from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 from .writable_paths import check_file, check_folder
 
@@ -511,7 +511,8 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
     """Return the `cadam run` command for the same data and model."""
     is_own_model = options.model is not None and ":" in options.model
     values: dict[str, Any] = {name: getattr(options, name) for name in SHARED_OPTIONS} | _changed_label_options(options)
-    if options.batch_size != default_batch_size(is_own_model):
+    # Without --batch-size, the batches of a ready-made model grow in cadam run, and those of the comparison do not.
+    if not is_own_model or options.batch_size != OWN_MODEL_BATCH_SIZE:
         values["batch_size"] = options.batch_size
     if options.max_rejected != MAX_REJECTED:
         values["max_rejected"] = options.max_rejected

@@ -142,9 +142,8 @@ def share(text: str) -> float:
     return value
 
 
-def default_batch_size(has_own_model: bool) -> int:
-    """Return the batch size of `cadam run` without `--batch-size`, for the user's own or a ready-made model."""
-    return 1024 if has_own_model else 256
+OWN_MODEL_BATCH_SIZE = 1024
+"""The batch size of `cadam run` without `--batch-size` for your own model. That of ready-made models grows."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +174,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "for ready-made models, 0.001 for your own)",
     )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
-    add("--batch-size", type=int, metavar="N", help="events per step (default: 256, or 1024 for your own model)")
+    add(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="events per step (default: 32 in the beginning, which grows to 256; 1024 for your own model)",
+    )
     add(
         "--threads",
         type=positive_int,

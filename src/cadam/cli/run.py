@@ -29,6 +29,7 @@ from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source, resolve_uri
 from ..online.data.validation import check_columns
+from ..online.labels.batch_growth import BatchGrowth
 from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
 from ..online.metrics.metric import Metric
@@ -52,7 +53,7 @@ from ..online.training_step import ModelOutputError, default_threads
 from ..printable import printable, shell_word
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
-from .arguments import check_label_arguments, default_batch_size
+from .arguments import OWN_MODEL_BATCH_SIZE, check_label_arguments
 from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 
 logger = logging.getLogger("cadam.online")
@@ -156,7 +157,9 @@ def prepare(options: argparse.Namespace) -> Job:
     metrics = _metrics(options)
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
     config = run_config.read_config(options, checkpoint, options.quiet)
-    batch_size = options.batch_size or default_batch_size(config.has_own_model)
+    is_growing = options.batch_size is None and not config.has_own_model
+    growth = BatchGrowth() if is_growing else None
+    batch_size = options.batch_size or (growth.last if growth is not None else OWN_MODEL_BATCH_SIZE)
     _check_paths(options, checkpoint)
 
     schema = replace(config.schema, binary=True) if metrics or options.early_positives else config.schema
@@ -191,8 +194,10 @@ def prepare(options: argparse.Namespace) -> Job:
         optimizer.build(model, lr),
         config.loss,
         labels=label_options,
+        batch_growth=growth,
         per_event=batch_size == 1,
         tune_rate=is_tuned,
+        initialize_bias=not (config.has_own_model or batch_size == 1 or options.early_positives),
         compile=options.compile,
         metrics=list[Metric](metrics),
         checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),

@@ -9,6 +9,7 @@ from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
 from .data.simulation import LabelDelay, LabelNoise, SuddenChange
 from .data.sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
+from .labels.batch_growth import BatchGrowth
 from .labels.join import LabelOptions
 from .learner import Learner
 from .metrics.log_loss import LogLoss
@@ -26,6 +27,7 @@ logging.getLogger("cadam.online").addFilter(escape_log_record)
 
 __all__ = [
     "Batch",
+    "BatchGrowth",
     "CheckpointOptions",
     "ConfidenceSequence",
     "Console",

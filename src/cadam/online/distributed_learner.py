@@ -77,6 +77,8 @@ class DistributedLearner(Learner):
     ) -> None:
         if options.get("tune_rate"):
             raise ValueError("the learning rate of a model on several ranks is not tuned: give a fixed learning rate")
+        if options.get("batch_growth"):
+            raise ValueError("the ranks take every step together, so batches do not grow: leave out batch_growth")
         if any(isinstance(module, IdFeatures) for module in model.modules()):
             raise ValueError(
                 "the kind id is for models on one rank, because each rank would give rows to ids in another order: "

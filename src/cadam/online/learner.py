@@ -35,6 +35,7 @@ from ..printable import printable
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .data.schema import record_as_json
 from .fused_step import create_training_step
+from .labels.batch_growth import BatchGrowth
 from .labels.fake_negatives import fake_negative_weighted_loss
 from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
 from .labels.pending import PendingEvents
@@ -42,7 +43,9 @@ from .labels.training_queue import TrainingQueue
 from .metrics.alignment_counts import AlignmentCounts
 from .metrics.log_loss import LogLoss, MeanLoss
 from .metrics.metric import Metric, accepts_weights
+from .models.initial_bias import FirstLabels, set_bias
 from .models.model_file import LOG_LOSS, is_log_loss
+from .models.networks import Linear
 from .monitoring.drift import DriftMonitor
 from .monitoring.reject_limit import rejected_share
 from .per_event import PerEventTraining
@@ -91,10 +94,14 @@ class Learner:
         loss: computes the mean loss from scores and labels.
         labels: how long events wait for their labels, and what happens to those without one.
         batch_size: events per training step; by default a step uses all events that have just been labeled.
+        batch_growth: the largest number of events that are predicted together, and learned in one step, as a function
+            of the number of learned events. Larger batches of the source are split. By default there is no limit.
         per_event: whether to learn each event before the next one is predicted. The ready-made models linear and FM
             are then trained by compiled code; `training_mode` tells whether this is the case.
         tune_rate: whether the learning rate is tuned while the stream is learned, see `RateTuning`. The rate of the
             optimizer is where the search starts.
+        initialize_bias: whether the bias of a ready-made model is set to the log odds of the labels so far before each
+            step, until the model has learned `FIRST_LABELS` labels. A model that is warm-started keeps its bias.
         compile: whether `torch.compile` compiles the model, which must be your own. It takes some seconds at the
             beginning, and the last bits of the scores differ.
         metrics: metrics that are updated with every labeled prediction, in addition to the loss.
@@ -127,8 +134,10 @@ class Learner:
         *,
         labels: LabelOptions | None = None,
         batch_size: int | None = None,
+        batch_growth: BatchGrowth | None = None,
         per_event: bool = False,
         tune_rate: bool = False,
+        initialize_bias: bool = False,
         compile: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: CheckpointOptions | Path | str | None = None,
@@ -139,11 +148,18 @@ class Learner:
     ) -> None:
         if per_event and batch_size not in (None, 1):
             raise ValueError(f"per_event learns one event per step, but batch_size is {batch_size}")
+        if batch_growth is not None and (per_event or batch_size is not None):
+            raise ValueError("batch_growth chooses the number of events per step: leave out batch_size and per_event")
         if per_event and tune_rate:
             raise ValueError("the learning rate is tuned in batches, not with per_event: give a fixed learning rate")
         labels = labels or LabelOptions()
         if labels.early_positives and loss is not LOG_LOSS:
             raise ValueError("early_positives needs the log loss, torch.nn.functional.binary_cross_entropy_with_logits")
+        if initialize_bias and (not isinstance(model, Linear) or not is_log_loss(loss)):
+            raise ValueError("initialize_bias needs a ready-made model and the log loss")
+        if initialize_bias and (per_event or labels.early_positives):
+            reason = "one label" if per_event else "labels that are all negative at first"
+            raise ValueError(f"initialize_bias would use the log odds of {reason}: leave it out")
         training_loss = fake_negative_weighted_loss if labels.early_positives else loss
         if compile and tune_rate:
             raise ValueError("the models that tune_rate compares are not compiled: leave out compile or tune_rate")
@@ -157,6 +173,9 @@ class Learner:
             if self.join.options.horizon != math.inf:
                 self.per_event = "with torch: with a horizon, events may expire between any two events"
         self.queue = TrainingQueue(1 if per_event else batch_size)
+        self.batch_growth = batch_growth
+        self._first_labels = FirstLabels() if initialize_bias else None
+        """The labels from which the bias is estimated; None if it is not set any more."""
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.has_log_loss = is_log_loss(loss)
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
@@ -238,14 +257,15 @@ class Learner:
         if batch.rejected:
             self.rejections.add(batch.rejected)
         self.missing_columns.update(batch.missing_columns)
-        for events, labels in batch.in_order() if self.per_event is not None else [(batch.events, batch.labels)]:
-            has_labels = labels is not None and len(labels) > 0
-            if events is not None and len(events):
-                self._process_events(events, labels_follow=has_labels)
-            if labels is not None and has_labels:
-                self._match_labels(labels)
-            self.pending.withdraw(batch.withdrawn)
-            self._expire_and_train()
+        for part in [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned)):
+            for events, labels in part.in_order() if self.per_event is not None else [(part.events, part.labels)]:
+                has_labels = labels is not None and len(labels) > 0
+                if events is not None and len(events):
+                    self._process_events(events, labels_follow=has_labels)
+                if labels is not None and has_labels:
+                    self._match_labels(labels)
+                self.pending.withdraw(part.withdrawn)
+                self._expire_and_train()
         if self.schedule is not None:
             self.schedule.has_unsaved_events = True
 
@@ -412,6 +432,10 @@ class Learner:
         """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
         if events.labels is None or self.queue.count or self.queue.batch_size not in (None, len(events)):
             return False
+        if self.batch_growth is not None and len(events) > self.batch_growth.size(self.learned):
+            return False
+        if self._first_labels is not None:
+            return False  # the bias depends on these labels, so the scores must be computed before it is set
         if self.join.waits_for_horizon or (labels_follow and len(self.pending)):
             return False  # other events are learned first, or get a label before the step
         if isinstance(self.per_event, PerEventTraining) or self._has_ids not in (None, events.ids is not None):
@@ -530,7 +554,8 @@ class Learner:
 
     def _train(self, include_short: bool = False) -> None:
         """Take training steps on the queued events, in the order in which they were labeled."""
-        ends = self.queue.step_ends(include_short)
+        largest = None if self.batch_growth is None else self.batch_growth.size(self.learned)
+        ends = self.queue.step_ends(include_short, largest)
         if not ends:
             return
         columns, start = self.queue.columns(), 0
@@ -541,10 +566,21 @@ class Learner:
                 continue
             part = {name: values[start:end] for name, values in columns.items()}
             start = end
+            if self._first_labels is not None:
+                self._initialize_bias(self._first_labels, part)
             error = self.training.train_robustly(part, self._reject_untrainable)
             if error is not None and not self.steps:
                 raise error  # the model cannot learn any of its first events, so the model is the cause
         self.queue.remove_first(start)
+
+    def _initialize_bias(self, labels: FirstLabels, columns: Columns) -> None:
+        labels.add(columns["label"], columns.get("weight"))
+        if (log_odds := labels.log_odds()) is not None:
+            for model in self.training.models:
+                set_bias(model, log_odds)
+        if labels.is_complete:
+            self._first_labels = None
+            logger.info("the bias starts at %.2f, the log odds of the first %d labels", log_odds, labels.count)
 
     def _reject_untrainable(self, columns: Columns, error: Exception) -> None:
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
@@ -761,6 +797,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": get_random_state(),
             "has_ids": self._has_ids,
+            "first_labels": None if self._first_labels is None else self._first_labels.state_dict(),
             "drift": None if self.drift is None else self.drift.state_dict(),
             "reject_reasons": dict(self.rejections.reasons),
             "missing_columns": dict(self.missing_columns),
@@ -810,6 +847,11 @@ class Learner:
         for name, (owner, attribute) in self._saved_counts().items():
             setattr(owner, attribute, state["counts"][name])
         self._has_ids = state["has_ids"]
+        first_labels = state.get("first_labels")  # absent in checkpoints of older versions
+        if first_labels is None:
+            self._first_labels = None
+        elif self._first_labels is not None:
+            self._first_labels.load_state_dict(first_labels)
         self.missing_columns = Counter(missing_columns)
         reasons = state["reject_reasons"]
         self.rejections.reasons = Counter({printable(reason): count for reason, count in reasons.items()})
@@ -888,6 +930,7 @@ class Learner:
             RuntimeError: if the model does not fit; nothing has changed then.
         """
         warm_start(self.model, self.optimizer, checkpoint, options)
+        self._first_labels = None
 
     def close(self) -> None:
         """Close the reject file, the reports and the checkpoint folder."""

@@ -152,6 +152,11 @@ class RateTuning(TrainingStep):
         """The learning rate of the leader."""
         return self.rate_at(self.position)
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models of the leader and of all candidates."""
+        return [self.model, *(candidate.model for candidate in self.candidates.values())]
+
     def rate_at(self, position: int) -> float:
         """Return the learning rate at a position of the grid."""
         return self.start * 10 ** (position / RATES_PER_DECADE)

@@ -87,6 +87,11 @@ class TrainingStep:
             return "in batches, with a compiled input layer"
         return "with torch, in batches" + "".join(f": {reason}" for reason in reasons)
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """All models that learn: the one that predicts, and those that compete with it."""
+        return [self.model]
+
     def advance(self, time: float, events: int) -> None:
         """Set the clock of features of the kind `id`, see `IdFeatures.advance`."""
         for module in self.id_features:

@@ -1211,6 +1211,9 @@ def test_a_split_batch_keeps_separate_labels_after_the_events_before_them(size: 
         return ids
 
     assert arrivals(parts) == arrivals([batch]) == [-50, 0, 1, -1, 2, -2, 3, 4, 5, 6, -5, -6]
+    unknown = Batch(events, labels).split(size)  # without the positions of the labels
+    assert [len(present(part.labels)) for part in unknown if part.labels is not None] == [5]
+    assert arrivals(unknown)[-5:] == [-50, -1, -2, -5, -6]
 
 
 # Brokers -----------------------------------------------------------------------------------------------------------

@@ -206,15 +206,17 @@ class Batch:
     def split(self, size: int) -> list[Batch]:
         """Split the batch into batches of `size` events.
 
-        A separate label stays with the event before it. Rejected records and missing columns are in the first batch,
-        withdrawn ids in the last.
+        A separate label stays with the event before it, or with the last event if its position is unknown. Rejected
+        records and missing columns are in the first batch, withdrawn ids in the last.
         """
-        if self.events is None:
+        if self.events is None or len(self.events) <= size:
             return [self]
         batches = [Batch(self.events.take(slice(start, start + size))) for start in range(0, len(self.events), size)]
         batches[0].rejected, batches[0].missing_columns = self.rejected, self.missing_columns
         batches[-1].withdrawn = self.withdrawn
-        if self.labels is not None and self.events_before is not None:
+        if self.labels is not None and self.events_before is None:
+            batches[-1].labels = self.labels
+        elif self.labels is not None and self.events_before is not None:
             batch_of_label = np.maximum(self.events_before - 1, 0) // size
             for index in np.unique(batch_of_label).tolist():
                 rows = batch_of_label == index

@@ -33,15 +33,16 @@ class TrainingQueue:
         """Return all queued events; an empty dict if there are none."""
         return concatenate_columns(self.parts) if self.parts else {}
 
-    def step_ends(self, include_short: bool) -> list[int]:
+    def step_ends(self, include_short: bool, largest: int | None = None) -> list[int]:
         """Return the positions in the queue at which the next training steps end.
 
         Args:
             include_short: whether a last step with fewer than `batch_size` events is taken too.
+            largest: the number of events of the largest step, if there is no `batch_size`.
         """
-        size = self.batch_size or max(self.count, 1)
+        size = self.batch_size or largest or max(self.count, 1)
         ends = list(range(size, self.count + 1, size))
-        return [*ends, self.count] if include_short and self.count % size else ends
+        return [*ends, self.count] if (include_short or self.batch_size is None) and self.count % size else ends
 
     def remove_first(self, count: int) -> None:
         """Remove the first events, after they have been learned."""
