@@ -58,7 +58,8 @@ def _cells(notebook: Any) -> list[str]:
             text = "".join(output.get("text", data.get("text/plain", "")))
             if "image/png" in data:
                 parts.append(
-                    f'<img alt="Drawn by the code above" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+                    '<img alt="Drawn by the code above" '
+                    f'src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
                 )
             elif text:
                 parts.append(f"```text\n{text.rstrip()}\n```")
