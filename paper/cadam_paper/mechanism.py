@@ -80,7 +80,7 @@ def figure() -> Figure:
     top.plot(steps, path.momenta, color=palette.INK, lw=1.6, label="momentum")
     top.axhline(0, color=palette.MUTED, lw=0.8)
     top.set_ylabel("CAdam's gradient\nand momentum")
-    top.legend(loc="upper left", fontsize=8, ncols=2)
+    top.legend(loc="lower right", fontsize=8, ncols=2)
     bottom.step(steps, minimum(), where="mid", color=palette.TARGET, ls="--", lw=1.2, label="minimum")
     for name, of_arm in paths.items():
         color = palette.arm_colors(paths)[name]

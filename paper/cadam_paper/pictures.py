@@ -224,7 +224,7 @@ def verdict_card() -> Figure:
     result = judged_streams.verdicts()[VERDICT_STREAM]
     pair, (verdict, *_) = result["pairs"][0], result["verdicts"]
     color = {"better": palette.SERIES[2], "worse": palette.ADAM}.get(pair["kind"], palette.MUTED)
-    lines = textwrap.wrap(verdict["headline"], 56)
+    lines = textwrap.wrap(verdict["headline"], 52)
     height = 18 + 2.4 * len(lines)
     figure, axes = panels(1, 1, 5.8, height / 10)
     panel = axes[0, 0]
