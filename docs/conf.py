@@ -12,7 +12,12 @@ from myst_parser.parsers.sphinx_ import MystParser
 
 project, author = "cadam", "the cadam authors"
 html_title, html_theme = "cadam", "furo"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 exclude_patterns = ["reports"]
 myst_heading_anchors = 4
@@ -52,20 +57,29 @@ def _cells(notebook: Any) -> list[str]:
             data = output.get("data", {})
             text = "".join(output.get("text", data.get("text/plain", "")))
             if "image/png" in data:
-                parts.append(f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')
+                parts.append(
+                    '<img alt="Drawn by the code above" '
+                    f'src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+                )
             elif text:
                 parts.append(f"```text\n{text.rstrip()}\n```")
     return parts
 
 
-NUMBERS = re.compile(r"\[[+-]?\d[\d.]*, [+-]?\d[\d.]*\]|[+-]\d[\d.,]*%?|\d[\d.]*e-\d+")
+NUMBERS = re.compile(
+    r"\[[+-]?\d[\d.]*, [+-]?\d[\d.]*\]|[+-]\d[\d.,]*%?|\d[\d.]*e-\d+"
+)
 """Numbers that a browser would break at their sign, and intervals."""
 
 
-def _finish_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+def _finish_page(
+    app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
     """Let links to reports, results and examples open them, and keep the numbers of tables in one line."""
     body = context.get("body", "").replace(' download=""', "")
-    context["body"] = re.sub(r"<td>.*?</td>", _keep_numbers, body, flags=re.DOTALL)
+    context["body"] = re.sub(
+        r"<td>.*?</td>", _keep_numbers, body, flags=re.DOTALL
+    )
 
 
 def _keep_numbers(cell: re.Match[str]) -> str:
@@ -75,19 +89,34 @@ def _keep_numbers(cell: re.Match[str]) -> str:
     return re.sub(r"(?<=>)[^<>]+(?=<)", mark, cell[0])
 
 
-def _from_the_root(app: Any, path: Path, parent: str, content: list[str]) -> None:
+def _from_the_root(
+    app: Any, path: Path, parent: str, content: list[str]
+) -> None:
     """README and CONTRIBUTING are pages here: links between files of the root lead to them."""
     content[0] = (
-        content[0].replace("](CONTRIBUTING.md", "](docs/contributing.md").replace("](CITATION", "](../CITATION")
+        content[0]
+        .replace("](CONTRIBUTING.md", "](docs/contributing.md")
+        .replace("](CITATION", "](../CITATION")
     )
 
 
-def _constructor(app: Any, what: str, name: str, thing: Any, options: Any, signature: Any, returns: Any) -> Any:
+def _constructor(
+    app: Any,
+    what: str,
+    name: str,
+    thing: Any,
+    options: Any,
+    signature: Any,
+    returns: Any,
+) -> Any:
     """A class has the signature of its constructor, also where it is made by a `__new__` that takes anything."""
     if what != "class" or "__init__" not in vars(thing):
         return None
     _, *others = inspect.signature(thing.__init__).parameters.values()
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in others]
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in others
+    ]
     return str(inspect.Signature(plain)), ""
 
 
@@ -122,7 +151,11 @@ def latex(line: str) -> str:
 
 def _formula(text: str) -> str:
     text = re.sub(r"[a-z]+_(?:inf|t)|[a-z]+\d?|[A-Z]\w+", _symbol, text)
-    text = text.replace("<-", r"\leftarrow ").replace("<=", r"\le ").replace(" * ", r"\, ")
+    text = (
+        text.replace("<-", r"\leftarrow ")
+        .replace("<=", r"\le ")
+        .replace(" * ", r"\, ")
+    )
     while "sqrt(" in text:
         start = text.index("sqrt(")
         end, depth = start + 5, 1
@@ -151,18 +184,39 @@ def _render_formula(self: Any, node: Any) -> None:
 # Docstrings of optimizers ------------------------------------------------------------------------------------------
 
 
-def _optimizer_docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def _optimizer_docstring(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Typeset the formulas of an optimizer, and list the options that all optimizers share only for CAdam."""
     if what != "class" or not name.startswith("cadam.optim.classes."):
         return
-    own = set(thing.rule.defaults) | {"params", *thing.new_defaults, *thing.fixed}
-    text = re.sub(r"\n((?:    \S.*\n)+)", _formula_block, "\n".join(lines).partition("\n:param ")[0])
-    arguments = re.findall(r"^:param .*(?:\n(?!:param |\n).*)*", "\n".join(lines), re.MULTILINE)
+    own = set(thing.rule.defaults) | {
+        "params",
+        *thing.new_defaults,
+        *thing.fixed,
+    }
+    text = re.sub(
+        r"\n((?:    \S.*\n)+)",
+        _formula_block,
+        "\n".join(lines).partition("\n:param ")[0],
+    )
+    arguments = re.findall(
+        r"^:param .*(?:\n(?!:param |\n).*)*", "\n".join(lines), re.MULTILINE
+    )
     rest = "\n".join(lines).partition(arguments[-1])[2]
     if thing.__name__ != "CAdam":
-        arguments = [each for each in arguments if each.split()[1].strip(":\\") in own]
-        arguments.append(":param others: All other options are those of :class:`~cadam.optim.classes.CAdam`.")
-    lines[:] = [*text.splitlines(), "", *"\n".join(arguments).splitlines(), *rest.splitlines()]
+        arguments = [
+            each for each in arguments if each.split()[1].strip(":\\") in own
+        ]
+        arguments.append(
+            ":param others: All other options are those of :class:`~cadam.optim.classes.CAdam`."
+        )
+    lines[:] = [
+        *text.splitlines(),
+        "",
+        *"\n".join(arguments).splitlines(),
+        *rest.splitlines(),
+    ]
 
 
 def _formula_block(found: re.Match[str]) -> str:
@@ -171,7 +225,9 @@ def _formula_block(found: re.Match[str]) -> str:
 
 
 def setup(app: Any) -> None:
-    app.add_html_math_renderer("mathml", (_render_formula, None), (_render_formula, None))
+    app.add_html_math_renderer(
+        "mathml", (_render_formula, None), (_render_formula, None)
+    )
     # After napoleon, which turns "Args:" into fields.
     app.connect("autodoc-process-docstring", _optimizer_docstring, priority=900)
     app.connect("autodoc-process-signature", _constructor)

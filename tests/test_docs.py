@@ -17,8 +17,6 @@ import torch
 import cadam
 from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, anchors, blocks, has_work, links, prose, run
 
-GUIDES = ("README", "get_started", "swap", "learning_rate", "recipes", "migrate", "faq", "troubleshooting")
-"""Pages whose code has at most 80 characters in a line."""
 NOT_RUN = [block for page in PAGES for block in blocks(page) if block.skip_reason]
 
 
@@ -195,7 +193,7 @@ def test_the_readme_is_short_with_its_tables_and_code() -> None:
         assert (ROOT / picture[1]).read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem in GUIDES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_of_code_fit_a_narrow_screen(page: Path) -> None:
     assert [line for block in blocks(page) for line in block.code.splitlines() if len(line) > 80] == []
 

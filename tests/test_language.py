@@ -22,16 +22,6 @@ from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
 NOT_YET_CONVERTED: tuple[str, ...] = ()
 """Packages and modules whose texts are still being rewritten, as paths that start with `src` or `paper`."""
 
-PAGES_NOT_YET_CONVERTED = frozenset(
-    [
-        "ab",
-        "online",
-        "serve",
-        "streams",
-    ]
-)
-"""Pages of the documentation whose wording is not checked yet."""
-
 BARE_CLAUSES = re.compile(
     r"(Of|That of|Those|What|Whatever|Whoever|Who|Whom|Whose|Which|Whichever|Such|The same|Ditto|As before)\b"
     r"(?! (?:is|are) )"
@@ -230,7 +220,7 @@ def test_texts_of_the_package_are_plain(package: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in (*PAGES, *NOTEBOOKS) if page.stem not in PAGES_NOT_YET_CONVERTED],
+    [*PAGES, *NOTEBOOKS],
     ids=lambda page: page.name,
 )
 def test_words_of_the_page_are_plain(page: Path) -> None:
@@ -240,7 +230,6 @@ def test_words_of_the_page_are_plain(page: Path) -> None:
 
 def test_every_exception_exists() -> None:
     assert [name for name in NOT_YET_CONVERTED if not (ROOT / name).exists()] == []
-    assert {page.stem for page in (*PAGES, *NOTEBOOKS)} >= PAGES_NOT_YET_CONVERTED
 
 
 GOOD = [

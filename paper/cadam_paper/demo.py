@@ -183,7 +183,7 @@ def render_page(judged: list[tuple[ClickLog, Path, Result]]) -> str:
 
 def draw_losses(log: ClickLog, result: Result) -> Figure:
     """Draw the log loss of both optimizers in each period of the stream, with the shifts of the log."""
-    figure, axes = panels(1, 1, 8.4, 2.6)
+    figure, axes = panels(1, 1, 5.8, 2.6)
     panel = axes[0, 0]
     processed = result.processed_events
     for shift in log.shifts:

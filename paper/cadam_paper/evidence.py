@@ -677,13 +677,13 @@ def rate_table() -> list[str]:
     """Return the table of best learning rates and of the rates that perform nearly as well."""
     rows = table_header(
         "study",
-        "best rate without confidence",
-        "with",
-        "each at its own best",
-        "both at the best without",
-        "both at 2 to 4 times that",
-        f"within {image_rates.NEAR:g} point of accuracy or {click_rates.NEAR:g} of AUC of its best, without",
-        "with",
+        "best rate, without C",
+        "best rate, with C",
+        "difference, each at its best rate",
+        "difference, both at the best rate without C",
+        "difference, both at 2 to 4 times that rate",
+        "good rates, without C",
+        "good rates, with C",
     )
     for name, pair in _all_pairs().items():
         base = pair.baseline

@@ -43,15 +43,15 @@ def fingerprint(lines: Sequence[str]) -> str:
 
 FIGURES: Mapping[str, Picture] = {
     "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
-    "docs/img/masking-pays.png": (partial(masking_page.figure, masking_page.PAYS), _masking_numbers),
-    "docs/img/masking-costs.png": (partial(masking_page.figure, masking_page.COSTS), masking_page.row_table),
-    "docs/img/language-models.png": (language_models.rate_figure, language_models.result_table),
+    "docs/img/masking-pays.svg": (partial(masking_page.figure, masking_page.PAYS), _masking_numbers),
+    "docs/img/masking-costs.svg": (partial(masking_page.figure, masking_page.COSTS), masking_page.row_table),
+    "docs/img/language-models.svg": (language_models.rate_figure, language_models.result_table),
     **{
-        f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(image_pair_numbers, name))
+        f"docs/img/evidence-{file}.svg": (partial(rate_figure, name), partial(image_pair_numbers, name))
         for file, name in {"rates": "fig-rates", "sgdm": "fig-rates-sgdm", "resnet": "fig-rates-resnet"}.items()
     },
-    "docs/img/evidence-clicks.png": (partial(rate_figure, CLICK_CURVES), lambda: pair_numbers(click_pairs())),
-    "docs/img/evidence-forest.png": (forest, finding_table),
+    "docs/img/evidence-clicks.svg": (partial(rate_figure, CLICK_CURVES), lambda: pair_numbers(click_pairs())),
+    "docs/img/evidence-forest.svg": (forest, finding_table),
     **PICTURES,
 }
 """The image files of the documentation: the function that draws each, and the function that lists its numbers."""
@@ -70,8 +70,5 @@ def draw(path: str) -> None:
     draw_figure, numbers = FIGURES[path]
     with matplotlib.rc_context(palette.STYLE):
         figure, source = draw_figure(), fingerprint(numbers())
-        if path.endswith(".png"):
-            figure.savefig(ROOT / path, dpi=110, metadata={"Source": source})
-        else:
-            style = f"<style>{palette.color_css()}</style><!-- {source} -->"
-            (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")
+        style = f"<style>{palette.color_css()}</style><!-- {source} -->"
+        (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")

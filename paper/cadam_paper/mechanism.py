@@ -69,7 +69,7 @@ def figure() -> Figure:
     """Draw gradient and momentum of CAdam's weight with its masked steps, and the weights of Adam and CAdam."""
     paths = {"CAdam": walk(cadam.CAdam), "Adam": walk(cadam.Adam)}
     path, steps = paths["CAdam"], np.arange(1, STEPS + 1)
-    drawn, axes = panels(2, 1, 8.4, 3.6, sharex=True)
+    drawn, axes = panels(2, 1, 5.8, 3.4, sharex=True)
     top, bottom = axes[:, 0]
     # The mask changes at these edges between steps: it begins at every first and ends at every second one.
     edges = np.flatnonzero(np.diff(path.is_masked, prepend=False, append=False)) + 0.5
@@ -80,14 +80,14 @@ def figure() -> Figure:
     top.plot(steps, path.momenta, color=palette.INK, lw=1.6, label="momentum")
     top.axhline(0, color=palette.MUTED, lw=0.8)
     top.set_ylabel("CAdam's gradient\nand momentum")
-    top.legend(loc="upper left", fontsize=8, ncols=2)
+    top.legend(loc="lower right", fontsize=8, ncols=2)
     bottom.step(steps, minimum(), where="mid", color=palette.TARGET, ls="--", lw=1.2, label="minimum")
     for name, of_arm in paths.items():
         color = palette.arm_colors(paths)[name]
         bottom.plot(np.arange(STEPS + 1) + 0.5, of_arm.weights, color=color, lw=1.8, label=name)
     bottom.set(xlabel="step", ylabel="weight", xlim=(0.5, STEPS + 0.5))
     bottom.legend(loc="lower left", fontsize=8)
-    top.set_title("Gray: gradient and momentum disagree in sign, and CAdam skips the step", loc="left")
+    top.set_title("Gray: gradient and momentum differ in sign, CAdam waits", loc="left")
     return drawn
 
 

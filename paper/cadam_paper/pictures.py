@@ -224,14 +224,14 @@ def verdict_card() -> Figure:
     result = judged_streams.verdicts()[VERDICT_STREAM]
     pair, (verdict, *_) = result["pairs"][0], result["verdicts"]
     color = {"better": palette.SERIES[2], "worse": palette.ADAM}.get(pair["kind"], palette.MUTED)
-    lines = textwrap.wrap(verdict["headline"], 80)
+    lines = textwrap.wrap(verdict["headline"], 52)
     height = 18 + 2.4 * len(lines)
-    figure, axes = panels(1, 1, 8.4, height / 10)
+    figure, axes = panels(1, 1, 5.8, height / 10)
     panel = axes[0, 0]
-    panel.set(xlim=(0, 84), ylim=(0, height))
+    panel.set(xlim=(0, 58), ylim=(0, height))
     panel.axis("off")
     frame = FancyBboxPatch(
-        (0.6, 0.6), 82.8, height - 1.2, boxstyle="round,pad=0,rounding_size=0.8", fc="none", ec=palette.GRID
+        (0.6, 0.6), 56.8, height - 1.2, boxstyle="round,pad=0,rounding_size=0.8", fc="none", ec=palette.GRID
     )
     panel.add_patch(frame)
     panel.add_patch(Rectangle((0.6, 0.6), 1.2, height - 1.2, color=color))
@@ -246,7 +246,7 @@ def verdict_card() -> Figure:
     }
     known = {name: interval for name, interval in intervals.items() if interval is not None}
     reach = max(abs(end) for interval in known.values() for end in (interval["low"], interval["high"]))
-    scale, middle = 18 / reach, 35
+    scale, middle = 11 / reach, 26
     panel.plot([middle, middle], [1.8, 11.6], color=palette.MUTED, lw=1)
     for row, (name, interval) in enumerate(known.items()):
         y = 10.2 - 3.5 * row
@@ -254,8 +254,8 @@ def verdict_card() -> Figure:
         panel.text(3.5, y, name, va="center", fontsize=9.5, color=palette.INK)
         panel.plot([low, high], [y, y], color=color, lw=2)
         panel.plot([mean], [y], "o", color=color, ms=6)
-        label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f}) of the log loss"
-        panel.text(55, y, label, va="center", fontsize=9, color=palette.INK)
+        label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f})"
+        panel.text(30, y, label, va="center", fontsize=9.5, color=palette.INK)
     return figure
 
 
@@ -287,7 +287,7 @@ def speeds() -> dict[str, list[tuple[float, float]]]:
 
 def speed_chart() -> Figure:
     """Draw how many times as fast a step of CAdam is as the step of torch."""
-    figure, axes = panels(1, 1, 8.4, 2.9)
+    figure, axes = panels(1, 1, 5.8, 2.9)
     panel = axes[0, 0]
     positions = []
     for row, (label, devices) in enumerate(speeds().items()):
@@ -344,13 +344,13 @@ def _reverse(interval: Interval) -> Interval:
 def switch_figure() -> Figure:
     """Draw every interval behind the README's table of situations."""
     rows = switch_rows()
-    figure, axes = panels(len(rows), 1, 8.4, 0.75 + 0.16 * sum(len(v) for _, by in rows for v in by.values()) + 2.4)
+    figure, axes = panels(len(rows), 1, 5.8, 0.75 + 0.16 * sum(len(v) for _, by in rows for v in by.values()) + 2.4)
     for panel, (situation, by_unit) in zip(axes[:, 0], rows, strict=True):
         ((unit, intervals),) = by_unit.items()
         _draw_intervals(panel, intervals, 6.0 if "accuracy" in unit else 25.0)
         panel.set_title(situation, loc="left")
         if situation == rows[-1][0] or situation == rows[-2][0]:
-            panel.set_xlabel(f"gain of CAdam over Adam, {unit}; right of 0, CAdam is better")
+            panel.set_xlabel(f"gain of CAdam, {unit}; right of 0, CAdam is better")
     return figure
 
 

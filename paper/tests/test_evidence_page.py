@@ -139,7 +139,7 @@ def test_windows_of_epochs_cover_all_epochs_and_the_last_window_is_the_last_epoc
 
 
 def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "docs/img/evidence-forest.png"
+    path = "docs/img/evidence-forest.svg"
     assert figure_files.is_current(path)
     monkeypatch.setitem(figure_files.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
     assert not figure_files.is_current(path)

@@ -27,7 +27,7 @@ from tests.documented import blocks
 from tests.online.data.test_sources import write_jsonl
 from tests.online.streams import SCHEMA, build, events, learner, table
 
-SERVE = Path(__file__).parents[3] / "docs" / "serve.md"
+EXPORT = Path(__file__).parents[3] / "docs" / "export.md"
 
 
 @pytest.fixture(scope="module")
@@ -279,8 +279,8 @@ def test_the_page_works_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(next(b.code for b in blocks(SERVE.with_name("your_data.md")) if b.language == "python"), {})
-    for block in blocks(SERVE):
+    exec(next(b.code for b in blocks(EXPORT.with_name("your_data.md")) if b.language == "python"), {})
+    for block in blocks(EXPORT):
         if not block.marks.get("tested in", "").endswith("test_export.py"):
             continue
         names: dict[str, Any] = {}
