@@ -60,6 +60,12 @@ EXPERIMENTS = {
     "rates-forest": "cadam_paper.real_streams:FOREST_RATES",
     "rates-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M_RATES",
     "rates-retrosheet": "cadam_paper.real_streams:RETROSHEET_RATES",
+    "rates-flights-controls": "cadam_paper.real_streams:FLIGHTS_CONTROLS",
+    "rates-movielens-controls": "cadam_paper.real_streams:MOVIELENS_CONTROLS",
+    "rates-electricity-controls": "cadam_paper.real_streams:ELECTRICITY_CONTROLS",
+    "rates-forest-controls": "cadam_paper.real_streams:FOREST_CONTROLS",
+    "rates-movielens-1m-controls": "cadam_paper.real_streams:MOVIELENS_1M_CONTROLS",
+    "rates-retrosheet-controls": "cadam_paper.real_streams:RETROSHEET_CONTROLS",
 }
 """The location of each `Experiment` as "module:attribute", in the order of the paper."""
 
