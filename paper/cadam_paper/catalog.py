@@ -28,6 +28,8 @@ EXPERIMENTS = {
     "fig-rates-amsgrad": "cadam_paper.images.rates:FIG_RATES_AMSGRAD",
     "fig-rates-sgdm": "cadam_paper.images.rates:FIG_RATES_SGDM",
     "fig-rates-resnet": "cadam_paper.images.rates:FIG_RATES_RESNET",
+    "fig-rates-lion": "cadam_paper.images.rates:FIG_RATES_LION",
+    "fig-rates-radam": "cadam_paper.images.rates:FIG_RATES_RADAM",
     "tab-ablation-images": "cadam_paper.images.study:TAB_ABLATION",
     "tab-image-rates": "cadam_paper.images.study:TAB_RATES",
     "tab-image-rates-resnet": "cadam_paper.images.study:TAB_RATES_RESNET",
@@ -44,7 +46,10 @@ EXPERIMENTS = {
     "lm-shift-10m": "cadam_paper.language_models.study:SHIFT_10M",
     "lm-mixed-10m-controls": "cadam_paper.language_models.study:MIXED_10M_CONTROLS",
     "lm-shift-10m-controls": "cadam_paper.language_models.study:SHIFT_10M_CONTROLS",
+    "lm-mixed-50m": "cadam_paper.language_models.study:MIXED_50M",
+    "lm-shift-50m": "cadam_paper.language_models.study:SHIFT_50M",
     "continual": "cadam_paper.continual.study:CONTINUAL",
+    "continual-small": "cadam_paper.continual.study:CONTINUAL_SMALL",
     "masking": "cadam_paper.masking:MASKING",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.simulated_clicks:DEMO_STREAM",
@@ -60,6 +65,12 @@ EXPERIMENTS = {
     "rates-forest": "cadam_paper.real_streams:FOREST_RATES",
     "rates-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M_RATES",
     "rates-retrosheet": "cadam_paper.real_streams:RETROSHEET_RATES",
+    "rates-flights-controls": "cadam_paper.real_streams:FLIGHTS_CONTROLS",
+    "rates-movielens-controls": "cadam_paper.real_streams:MOVIELENS_CONTROLS",
+    "rates-electricity-controls": "cadam_paper.real_streams:ELECTRICITY_CONTROLS",
+    "rates-forest-controls": "cadam_paper.real_streams:FOREST_CONTROLS",
+    "rates-movielens-1m-controls": "cadam_paper.real_streams:MOVIELENS_1M_CONTROLS",
+    "rates-retrosheet-controls": "cadam_paper.real_streams:RETROSHEET_CONTROLS",
 }
 """The location of each `Experiment` as "module:attribute", in the order of the paper."""
 

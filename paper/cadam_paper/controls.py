@@ -11,6 +11,8 @@ from cadam.statistics.intervals import Interval
 from . import evidence
 from .continual import study as continual
 from .continual.tasks import CONDITIONS
+from .harness import control_arms
+from .harness.ab_evidence import MAIN_METRIC
 from .harness.rates import RateCurve, compare_at_best_rates
 from .harness.results import Results
 from .language_models import study as language_models
@@ -25,8 +27,8 @@ from .published import (
 )
 from .stream_tables import MAIN, OWN, STREAMS
 
-CADAM, CAUTIOUS, RANDOM = "CAdam", "cautious", "random mask"
-ARMS = (CADAM, CAUTIOUS, RANDOM)
+CADAM, CAUTIOUS, RANDOM, LONG = "CAdam", "cautious", "random mask", "beta1 0.95"
+ARMS = (CADAM, CAUTIOUS, RANDOM, LONG)
 """The arms that are compared with Adam; on language models AdamW and CAdamW."""
 LANGUAGE_MODELS = {
     "lm-shift": "GPT 3M, one domain after the other",
@@ -37,6 +39,9 @@ LANGUAGE_MODELS = {
     "lm-mixed-10m": "GPT 10M, domains mixed",
 }
 """The experiments on language models. A model's control arms are in the experiment of the same name and `-controls`."""
+
+CONTINUAL = {"continual": "200 tasks in turn", "continual-small": "100 tasks in turn, small network"}
+"""The experiments on continual learning."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ def _click_lines() -> Iterable[Line]:
 
 
 def _language_model_lines() -> Iterable[Line]:
-    names = {CADAM: "CAdamW", CAUTIOUS: "cautious AdamW", RANDOM: "AdamW with a random mask"}
+    names = {
+        CADAM: "CAdamW",
+        CAUTIOUS: "cautious AdamW",
+        RANDOM: "AdamW with a random mask",
+        LONG: "AdamW with beta1 0.95",
+    }
     for name, label in LANGUAGE_MODELS.items():
         experiment = f"{name}-controls" if name.endswith("10m") and is_complete(f"{name}-controls") else name
         if is_complete(experiment):
@@ -84,21 +94,40 @@ def _language_model_lines() -> Iterable[Line]:
 
 def _continual_lines() -> Iterable[Line]:
     names = {CADAM: "CAdam", CAUTIOUS: "cautious Adam", RANDOM: "Adam with a random mask"}
-    for condition in CONDITIONS if is_complete("continual") else ():
-        label, results = f"200 tasks in turn, {condition}", load("continual").results.where(condition=condition)
-        yield _line(label, "online accuracy, %", names, continual.BASELINE, results, "accuracy", "higher")
+    for name, tasks in CONTINUAL.items():
+        for condition in CONDITIONS if is_complete(name) else ():
+            results = load(name).results.where(condition=condition)
+            label = f"{tasks}, {condition}"
+            yield _line(label, "online accuracy, %", names, continual.BASELINE, results, "accuracy", "higher")
 
 
 def _stream_lines() -> Iterable[Line]:
+    names = {
+        CADAM: "CAdam",
+        CAUTIOUS: control_arms.CAUTIOUS,
+        RANDOM: control_arms.RANDOM,
+        LONG: control_arms.LONG_MOMENTUM,
+    }
     for name, label in STREAMS.items():
-        if is_complete(f"rates-{name}"):
+        label = f"stream, {label}"
+        if is_complete(f"rates-{name}-controls"):
+            results = load(f"rates-{name}-controls").results
+            yield _line(label, "GAUC, %", names, "Adam", results, MAIN_METRIC, "higher", evidence.POINTS)
+        elif is_complete(f"rates-{name}"):
             row = find_row(f"rates-{name}", f"{MAIN}: {OWN}")
             differences = {CADAM: difference_of(row, evidence.POINTS)}
-            yield Line(f"stream, {label}", "GAUC, %", evidence.POINTS * row.values["Adam"], differences)
+            yield Line(label, "GAUC, %", evidence.POINTS * row.values["Adam"], differences)
 
 
 def _line(
-    study: str, measure: str, names: Mapping[str, str], baseline: str, results: Results, metric: str, better: Better
+    study: str,
+    measure: str,
+    names: Mapping[str, str],
+    baseline: str,
+    results: Results,
+    metric: str,
+    better: Better,
+    scale: float = 1.0,
 ) -> Line:
     """Return the line of a study from the results of all arms; `names` has the names of the arms in the results."""
     of_baseline = RateCurve.of(results, baseline, metric, better)
@@ -107,8 +136,12 @@ def _line(
         for arm, name in names.items()
         if results.where(optimizer=name)
     }
-    differences = {arm: comparison.difference for arm, comparison in compared.items()}
-    return Line(study, measure, compared[CADAM].baseline_mean, differences)
+    differences = {arm: _scaled(comparison.difference, scale) for arm, comparison in compared.items()}
+    return Line(study, measure, scale * compared[CADAM].baseline_mean, differences)
+
+
+def _scaled(interval: Interval, scale: float) -> Interval:
+    return Interval(scale * interval.mean, scale * interval.low, scale * interval.high, interval.count)
 
 
 def table() -> list[str]:

@@ -833,6 +833,19 @@ def cost_table() -> list[str]:
     return rows
 
 
+def study_cost(name: str) -> list[str]:
+    """Return one sentence with the number of archived runs of some studies, and what they cost.
+
+    Args:
+        name: The names of the studies, separated by commas.
+    """
+    results = [result for study in name.split(",") for result in archive().study(study).results()]
+    gpu, cpu = _seconds(results, on_gpu=True) / 60, _seconds(results, on_gpu=False) / 3600
+    amounts = [f"{_format_amount(gpu)} GPU minutes (NVIDIA H200)"] if gpu else []
+    amounts += [f"{_format_amount(cpu)} CPU hours"] if cpu else []
+    return [f"Cost: {len(results):,} runs, {' and '.join(amounts)}."]
+
+
 def _seconds(results: Iterable[Result], *, on_gpu: bool) -> float:
     return sum(r.provenance.seconds for r in results if r.provenance.device.startswith("CPU") != on_gpu)
 

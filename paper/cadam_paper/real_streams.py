@@ -24,7 +24,7 @@ from cadam.online.models import pairwise_interactions
 
 from .archive_names import LABEL_NOISE, feature_change
 from .harness import ab_runs
-from .harness.ab_experiments import comparison_experiment, rates_experiment
+from .harness.ab_experiments import comparison_experiment, controls_experiment, rates_experiment
 from .harness.ab_study import Study
 from .harness.experiment import Data, Experiment
 from .harness.results import Outcome, RunSpec
@@ -370,12 +370,18 @@ RATE_NOTES = (
     "Every run reads the whole stream and is measured after the first fifth. Seeds change the initial weights; the "
     "events are the same.",
 )
+CONTROL_NOTES = (
+    *RATE_NOTES,
+    "The cautious mask is CAdam's, divided by the share of elements that pass it; the random mask lets the same share "
+    "pass. Both are applied to each parameter, and on embedding tables to the rows of the batch.",
+    "Every arm has the rates that Adam and CAdam have, and more if its best rate is at an end of them.",
+)
 
 
 def _experiments(
     name: str, title: str, question: str, data: Data, feature: str, batch_size: int, quick: int, full: float
-) -> tuple[Experiment, Experiment]:
-    """Create the two experiments on a stream: the A/B comparison, and the optimizers over learning rates.
+) -> tuple[Experiment, Experiment, Experiment]:
+    """Create the experiments on a stream: the A/B comparison, Adam and CAdam over learning rates, and control arms.
 
     Args:
         name: Name of the stream in `LOADERS`.
@@ -419,16 +425,26 @@ def _experiments(
         notes=RATE_NOTES,
         **shared,
     )
-    return comparison, curves
+    controls = controls_experiment(
+        study,
+        quick,
+        f"Control arms on {title}",
+        f"{question} Adam, CAdam, a rescaled mask, a random mask and a longer momentum on the unchanged stream, at six "
+        "learning rates or more.",
+        {"quick": 120, "full": 3 * full},
+        notes=CONTROL_NOTES,
+        **shared,
+    )
+    return comparison, curves, controls
 
 
-FLIGHTS, FLIGHTS_RATES = _experiments(
+FLIGHTS, FLIGHTS_RATES, FLIGHTS_CONTROLS = _experiments(
     "flights", "a year of flights", "Will a flight arrive late?", FLIGHTS_DATA, "dest", 256, 60_000, 240
 )
-MOVIELENS, MOVIELENS_RATES = _experiments(
+MOVIELENS, MOVIELENS_RATES, MOVIELENS_CONTROLS = _experiments(
     "movielens", "ratings of films", "Will a user like a film?", MOVIELENS_DATA, "movie", 64, 30_000, 240
 )
-ELECTRICITY, ELECTRICITY_RATES = _experiments(
+ELECTRICITY, ELECTRICITY_RATES, ELECTRICITY_CONTROLS = _experiments(
     "electricity",
     "electricity prices",
     "Will the price be above that of the last day?",
@@ -438,10 +454,10 @@ ELECTRICITY, ELECTRICITY_RATES = _experiments(
     15_000,
     240,
 )
-FOREST, FOREST_RATES = _experiments(
+FOREST, FOREST_RATES, FOREST_CONTROLS = _experiments(
     "forest", "forest cover", "Is a patch of forest lodgepole pine?", FOREST_DATA, "soil", 512, 60_000, 240
 )
-MOVIELENS_1M, MOVIELENS_1M_RATES = _experiments(
+MOVIELENS_1M, MOVIELENS_1M_RATES, MOVIELENS_1M_CONTROLS = _experiments(
     "movielens-1m",
     "a million ratings of films",
     "Will a user like a film?",
@@ -451,7 +467,7 @@ MOVIELENS_1M, MOVIELENS_1M_RATES = _experiments(
     60_000,
     500,
 )
-RETROSHEET, RETROSHEET_RATES = _experiments(
+RETROSHEET, RETROSHEET_RATES, RETROSHEET_CONTROLS = _experiments(
     "retrosheet",
     "25 years of baseball",
     "Will a batter reach base?",

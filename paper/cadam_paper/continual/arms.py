@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-Mask = Literal["none", "sign", "cautious", "random"]
+from ..harness.control_arms import Mask
 
 
 @dataclass(frozen=True)

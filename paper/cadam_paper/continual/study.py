@@ -1,4 +1,4 @@
-"""Continual learning on CIFAR-10: 200 tasks in turn, for Adam, CAdam, two other masks and L2 toward the start.
+"""Continual learning on CIFAR-10: 100 or 200 tasks in turn, for Adam, CAdam, two other masks and L2 toward the start.
 
 Every arm has a grid of learning rates for each condition, which is extended until its best rate is not at an end. Arms
 are compared at their own best rates, and the rate of each seed is chosen on the other seeds.
@@ -38,16 +38,29 @@ GRIDS: dict[Scale, tuple[float, ...]] = {
     "full": (1e-4, 2e-4, 5e-4, 1e-3, 2e-3),
 }
 """Learning rates of every arm, before the extension."""
+SMALL_GRIDS: dict[Scale, tuple[float, ...]] = {**GRIDS, "full": (5e-4, 1e-3, 2e-3, 4e-3)}
 SETTINGS: dict[Scale, dict[str, Any]] = {
     "quick": {"device": "cpu", "hidden": 32, "tasks": 20, "steps": 40, "batch": 16, "precision": "float32"},
     "full": {"device": "cuda", "hidden": 256, "tasks": 200, "steps": 100, "batch": 32, "precision": "tensorfloat32"},
 }
+SMALL_SETTINGS: dict[Scale, dict[str, Any]] = {
+    "quick": SETTINGS["quick"],
+    "full": {
+        "device": "cpu",
+        "hidden": 64,
+        "tasks": 100,
+        "steps": 100,
+        "batch": 32,
+        "precision": "float32",
+        "pool": 4,
+    },
+}
+"""The settings of the study that needs no GPU: fewer tasks, a smaller network, and images of 8 x 8 pixels."""
 NEAR = 0.5
 """A learning rate counts as near the best if it loses at most this many points of accuracy."""
 
 
-def _specs(plan: Plan, condition: str, arm: str, grid: Sequence[float]) -> list[RunSpec]:
-    settings = SETTINGS[plan.scale]
+def _specs(plan: Plan, settings: Mapping[str, Any], condition: str, arm: str, grid: Sequence[float]) -> list[RunSpec]:
     data = DIGITS if plan.scale == "quick" else CIFAR10
     model = f"network with 2 x {settings['hidden']} hidden units"
     return [
@@ -57,14 +70,15 @@ def _specs(plan: Plan, condition: str, arm: str, grid: Sequence[float]) -> list[
     ]
 
 
-def run_specs(plan: Plan, results: Results) -> list[RunSpec]:
+def run_specs(plan: Plan, results: Results, *, is_small: bool = False) -> list[RunSpec]:
     """List the runs of all arms at every rate and seed, under both conditions."""
+    settings, grid = (SMALL_SETTINGS, SMALL_GRIDS) if is_small else (SETTINGS, GRIDS)
     specs: list[RunSpec] = []
     for arm in ARMS:
         for condition in CONDITIONS:
             specs += rate_pairs.extended_specs(
-                GRIDS[plan.scale],
-                partial(_specs, plan, condition, arm),
+                grid[plan.scale],
+                partial(_specs, plan, settings[plan.scale], condition, arm),
                 lambda of_arm, arm=arm: [_curve(of_arm, arm, "accuracy")],  # type: ignore[misc]
                 results.where(optimizer=arm, condition=condition),
                 partial(next_rates, ratio=2),
@@ -134,37 +148,56 @@ def figures(results: Results) -> Mapping[str, Figure]:
     }
 
 
-CONTINUAL = Experiment(
-    name="continual",
-    title="Continual learning: 200 tasks in turn on CIFAR-10",
-    shows=f"{', '.join(ARMS)} over learning rates, on tasks that permute labels or pixels.",
-    claim="The paper has no sequence of many tasks; its images rotate by a fixed angle at each epoch.",
-    run_specs=run_specs,
-    compute=runs.compute,
-    compute_many=runs.compute_many,
-    side_by_side=runs.shares_program,
-    summary=summary,
-    figures=figures,
+def _experiment(name: str, shown: str, network: str, *, is_small: bool = False, **fields: Any) -> Experiment:
+    settings = (SMALL_SETTINGS if is_small else SETTINGS)["full"]
+    return Experiment(
+        name=name,
+        title=f"Continual learning: {settings['tasks']} tasks in turn on {shown}",
+        shows=f"{', '.join(ARMS)} over learning rates, on tasks that permute labels or pixels.",
+        claim="The paper has no sequence of many tasks; its images rotate by a fixed angle at each epoch.",
+        run_specs=partial(run_specs, is_small=is_small),
+        compute=runs.compute,
+        compute_many=runs.compute_many,
+        side_by_side=runs.shares_program,
+        summary=summary,
+        figures=figures,
+        tolerance=0.05,
+        data=CIFAR10,
+        quick_data=DIGITS,
+        packages=("jax", "optax"),
+        measure=(
+            "Accuracy in percent: share of images whose label the network predicted before it learned from them; "
+            "higher is better. Inactive units: hidden units that are 0 for all of 256 images at the end of a task."
+        ),
+        notes=(
+            "--quick trains a tiny network on handwritten digits on the CPU. It demonstrates the experiment and is not "
+            f"evidence. --full trains {network} on {settings['tasks']} tasks. A task has 3,200 images in 100 batches "
+            "of 32, and each image is shown once.",
+            "Each task permutes the ten labels, or all pixels, at random. The network and the optimizer state continue "
+            "from task to task.",
+            "The runs of an arm are one program of JAX, vectorized over learning rates, seeds and conditions. The same "
+            "run in another program can differ by rounding, which grows over many steps.",
+            "The L2 penalty has the strengths of the arms' names, and no other strength was tried. Only the learning "
+            "rate is tuned. The best rate is chosen by the accuracy that is compared; the rate of each seed on the "
+            "other seeds.",
+        ),
+        **fields,
+    )
+
+
+CONTINUAL = _experiment(
+    "continual",
+    "CIFAR-10",
+    "a network with two hidden layers of 256 units",
     seconds={"quick": 120, "full": 240},
     seeds={"quick": 2, "full": 5},
-    tolerance=0.05,
-    data=CIFAR10,
-    quick_data=DIGITS,
     cuda=("full",),
-    packages=("jax", "optax"),
-    measure=(
-        "Accuracy in percent: share of images whose label the network predicted before it learned from them; higher is "
-        "better. Inactive units: hidden units that are 0 for all of 256 images at the end of a task."
-    ),
-    notes=(
-        "--quick trains a tiny network on handwritten digits on the CPU. It demonstrates the experiment and is not "
-        "evidence. --full trains a network with two hidden layers of 256 units on 200 tasks. A task has 3,200 images "
-        "in 100 batches of 32, and each image is shown once.",
-        "Each task permutes the ten labels, or all pixels, at random. The network and the optimizer state continue "
-        "from task to task.",
-        "The runs of an arm are one program of JAX, vectorized over learning rates, seeds and conditions. The same run "
-        "in another program can differ by rounding, which grows over many steps.",
-        "The L2 penalty has the strengths of the arms' names, and no other strength was tried. Only the learning rate "
-        "is tuned. The best rate is chosen by the accuracy that is compared; the rate of each seed on the other seeds.",
-    ),
+)
+CONTINUAL_SMALL = _experiment(
+    "continual-small",
+    "CIFAR-10 of 8 x 8 pixels",
+    "a network with two hidden layers of 64 units, on images whose squares of 4 x 4 pixels are averaged,",
+    is_small=True,
+    seconds={"quick": 120, "full": 1200},
+    seeds={"quick": 2, "full": 3},
 )

@@ -36,6 +36,8 @@ class Task:
     batch: int
     precision: str
     """Precision of matrix products, a name of `jax.default_matmul_precision`."""
+    pool: int = 1
+    """Side of the squares of pixels whose mean the network sees as one pixel."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ class Record:
 
 
 @lru_cache(maxsize=1)
-def _images(name: str) -> tuple[Any, Any, Array, Array]:
+def _images(name: str, pool: int) -> tuple[Any, Any, Array, Array]:
     """Return pixels and labels on JAX's device, and mean and standard deviation of each pixel's channel."""
     images = data.load(name, torch.device("cpu"))
-    pixels = images.train.flatten(1).numpy()
+    parts = images.train.split(5000)  # not all at once, because floats take four times the memory of bytes
+    pooled = torch.cat([torch.nn.functional.avg_pool2d(part.float(), pool).round().byte() for part in parts])
+    pixels = pooled.flatten(1).numpy()
     per_channel = pixels.shape[1] // images.channels
     mean, std = (np.repeat(values.numpy(), per_channel) for values in (images.mean, images.std))
     return jnp.asarray(pixels), jnp.asarray(images.train_labels.numpy().astype(np.int32)), mean, std
@@ -140,7 +144,7 @@ def compute(task: Task, runs: Sequence[Run]) -> list[Record]:
         task: The configuration that all runs share.
         runs: Their conditions, learning rates and seeds.
     """
-    images = _images(task.data)
+    images = _images(task.data, task.pool)
     count, pixels = images[0].shape
     classes = int(images[1].max()) + 1
     shape = {"tasks": task.tasks, "steps": task.steps, "batch": task.batch}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from . import ab_rates
+from . import ab_controls, ab_rates
 from .ab_analysis import EXPLANATION, summarize
 from .ab_figures import study_figures
 from .ab_study import Study, run_length, run_specs
@@ -62,12 +62,36 @@ def rates_experiment(
     )
 
 
+def controls_experiment(
+    study: Study, quick_events: int, title: str, shows: str, seconds: Mapping[Scale, float], **fields: Any
+) -> Experiment:
+    """Return the experiment that compares the arms of a study with the control arms.
+
+    It has the same arguments as `rates_experiment`, whose runs it shares.
+    """
+    return Experiment(
+        name=f"{study.name.replace('ab-', 'rates-', 1)}-controls",
+        title=title,
+        shows=shows,
+        measure=EXPLANATION,
+        run_specs=partial(_control_specs, study, quick_events),
+        summary=ab_controls.summary,
+        figures=ab_controls.figures,
+        seconds=seconds,
+        **fields,
+    )
+
+
 def _comparison_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
     return run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
 
 
 def _rate_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
     return ab_rates.run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
+
+
+def _control_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
+    return ab_controls.run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
 
 
 def _scaled(study: Study, quick_events: int, plan: Plan) -> Study:

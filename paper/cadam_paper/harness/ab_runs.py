@@ -25,8 +25,9 @@ from cadam.online.data.sources import Source
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics.gauc import user_auc
 from cadam.online.metrics.stream import as_clicks, measure
-from cadam.online.models.model_file import LOG_LOSS, OptimizerSpec
+from cadam.online.models.model_file import LOG_LOSS
 
+from . import control_arms
 from .ab_evidence import CHANCE_METRIC
 from .results import Outcome, RunSpec
 
@@ -169,7 +170,7 @@ def run_arm(spec: RunSpec, task: Task) -> Outcome:
     try:
         with seeded(spec.seed):
             model = task.build()
-            optimizer = OptimizerSpec.parse(spec.optimizer).build(model, spec.lr)
+            optimizer = control_arms.build(spec.optimizer, model, spec.lr, spec.seed)
             learner = Learner(model, optimizer, task.loss, per_event=is_per_event, metrics=[recorder])
             learner.run(LimitedSource(source, events) if is_per_event else source, events=events)
             learner.finish()
@@ -185,7 +186,7 @@ def run_arm(spec: RunSpec, task: Task) -> Outcome:
     start = StreamParts.of(len(scores), settings).start
     measured = scores[start:], labels[start:], users[start:]
     by_user = user_auc(*measured)
-    metrics = {**measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
+    metrics = {**measure(*measured), "alignment": control_arms.agreement(optimizer), "events": len(measured[0])}
     metrics[CHANCE_METRIC] = gauc_by_chance(*measured[1:])
     blocks = list(zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True))
     by_block = [measure(*block) for block in blocks]

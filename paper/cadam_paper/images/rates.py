@@ -33,6 +33,8 @@ GRIDS: dict[str, dict[Scale, tuple[float, ...]]] = {
     "Adam": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
     "AmsGrad": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
     "SGDM": study.SGDM_GRIDS,
+    "Lion": {"quick": (3e-4, 1e-3, 3e-3), "full": (1e-5, 3e-5, 1e-4, 3e-4)},
+    "RAdam": {"quick": (3e-3, 1e-2, 3e-2), "full": (1e-4, 3e-4, 1e-3, 3e-3)},
 }
 """Initial grids of learning rates by baseline.
 
@@ -146,3 +148,5 @@ FIG_RATES_AMSGRAD = _experiment(
 )
 FIG_RATES_SGDM = _experiment("-sgdm", Curves("vgg", ("CSGDM", "SGDM")), {"quick": 60, "full": 1600}, seeds=3)
 FIG_RATES_RESNET = _experiment("-resnet", Curves("resnet", study.ARMS), {"quick": 60, "full": 1730}, seeds=3)
+FIG_RATES_LION = _experiment("-lion", Curves("vgg", ("CLion", "Lion")), {"quick": 60, "full": 1300}, seeds=3)
+FIG_RATES_RADAM = _experiment("-radam", Curves("vgg", ("CRAdam", "RAdam")), {"quick": 60, "full": 1300}, seeds=3)

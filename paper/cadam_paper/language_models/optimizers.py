@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import cadam
 
-Mask = Literal["none", "sign", "cautious", "random"]
+from ..harness.control_arms import Mask, mask_factor
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,10 @@ WEIGHT_DECAY = 0.1
 
 
 class MaskedAdamW(torch.optim.Optimizer):
-    r"""AdamW whose update is multiplied by a mask, as an independent implementation in tensor operations.
+    """AdamW whose update is multiplied by a mask, as an independent implementation in tensor operations.
 
-    With the update :math:`u`, first moment :math:`m` and gradient :math:`g` of a tensor, and the share :math:`a` of its
-    elements with :math:`m g > 0`, the masked update is
-
-    - `none`: :math:`u`, which is AdamW (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101);
-    - `sign`: :math:`u` where :math:`m g > 0`, which is CAdamW;
-    - `cautious`: :math:`u / \max(a, 0.001)` where :math:`m g > 0` (Liang et al. 2024,
-      https://arxiv.org/abs/2411.16085, as in timm);
-    - `random`: :math:`u` at elements that are chosen at random with probability :math:`a`.
+    The masks are those of `mask_factor`. Without a mask it is AdamW (Loshchilov and Hutter 2019,
+    https://arxiv.org/abs/1711.05101), with the mask `sign` CAdamW.
 
     Args:
         params: Parameters or parameter groups.
@@ -108,15 +102,7 @@ class MaskedAdamW(torch.optim.Optimizer):
 
     def _masks(self, first: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         """Return the factor of each element of each update."""
-        agree = [(moment * gradient > 0).to(moment.dtype) for moment, gradient in zip(first, gradients, strict=True)]
-        if self.mask == "cautious":
-            return [mask / mask.mean().clamp(min=1e-3) for mask in agree]
-        if self.mask == "random":
-            return [
-                (torch.rand(mask.shape, device=mask.device, generator=self.generator) < mask.mean()).to(mask.dtype)
-                for mask in agree
-            ]
-        return agree
+        return [mask_factor(self.mask, *pair, self.generator) for pair in zip(first, gradients, strict=True)]
 
 
 def build(arm: str, model: torch.nn.Module, lr: Tensor, seed: int) -> torch.optim.Optimizer:

@@ -42,10 +42,11 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "tiny GPT": (3e-3, 1e-2, 3e-2),
     "GPT 3M": (5e-4, 1e-3, 2e-3, 4e-3),
     "GPT 10M": (1e-3, 2e-3, 4e-3),
+    "GPT 50M": (5e-4, 1e-3, 2e-3),
 }
-"""Learning rates by model, before the extension. The 10M model has fewer, because one of its runs takes 45 seconds."""
-STEPS = {"tiny GPT": 120, "GPT 3M": 2000, "GPT 10M": 6600}
-"""Number of steps by model. The larger models see at least ten bytes per parameter."""
+"""Learning rates by model, before the extension. The large models have fewer, because a run takes 45 s or more."""
+STEPS = {"tiny GPT": 120, "GPT 3M": 2000, "GPT 10M": 6600, "GPT 50M": 6600}
+"""Number of steps by model: ten bytes per parameter for 3M and 10M. 50M sees the whole corpus, two bytes for each."""
 SETTINGS: dict[Scale, dict[str, Any]] = {
     "quick": {"device": "cpu", "batch": 8, "context": 64, "bfloat16": False, "compiled": False},
     "full": {"device": "cuda", "batch": 64, "context": 256, "bfloat16": True, "compiled": True},
@@ -216,7 +217,7 @@ def _experiment(name: str, title: str, shows: str, condition: Condition, seconds
         notes=(
             "--quick trains a tiny model on Python's standard library on the CPU. It demonstrates the experiment and "
             "is not evidence. --full trains a byte-level GPT on one pass over manuals and source code in eight "
-            "domains, ten bytes per parameter, in batches of 64 examples of 256 bytes.",
+            f"domains: {STEPS[condition.model]:,} batches of 64 examples of 256 bytes.",
             "AdamW with betas 0.9 and 0.95, weight decay 0.1 on matrices, gradients clipped to norm 1, and a linear "
             "warm-up over 2% of the steps; the same for every arm. Betas and weight decay are not tuned.",
             "Cautious AdamW divides the masked update by the share of elements that are not masked. The random mask "
@@ -264,3 +265,6 @@ SHIFT_10M_CONTROLS = _experiment(
     Condition(stream.SHIFT, **CONTROLS),
     1700,
 )
+XLARGE: dict[str, Any] = {**LARGE, "model": "GPT 50M"}
+MIXED_50M = _experiment("lm-mixed-50m", "domains mixed", _IN_EVERY_BATCH, Condition(stream.MIXED, **XLARGE), 4000)
+SHIFT_50M = _experiment("lm-shift-50m", "one domain after the other", _IN_TURN, Condition(stream.SHIFT, **XLARGE), 4000)

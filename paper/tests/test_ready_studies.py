@@ -1,0 +1,71 @@
+"""The studies that need a GPU or much time: they have the runs that the documentation names, and each arm runs on a CPU."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadam_paper import catalog
+from cadam_paper.harness.results import Results, RunSpec
+
+PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+RUNS = {
+    "lm-mixed-10m": 18,
+    "lm-shift-10m": 18,
+    "lm-mixed-10m-controls": 36,
+    "lm-shift-10m-controls": 36,
+    "lm-mixed-50m": 18,
+    "lm-shift-50m": 18,
+    "fig-rates-lion": 96,
+    "fig-rates-radam": 96,
+    "continual": 350,
+    "continual-small": 168,
+}
+"""The number of runs at full scale before a grid is extended."""
+
+
+def specs(name: str, scale: Any) -> list[RunSpec]:
+    experiment = catalog.find(name)
+    return list(experiment.run_specs(experiment.plan(scale), Results()))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_study_has_its_runs_and_a_command_on_the_page(name: str) -> None:
+    assert len(set(specs(name, "full"))) == RUNS[name]
+    section = PAGE.read_text().partition("## Ready and not run")[2].partition("\n## ")[0]
+    assert re.search(rf"cadam reproduce .*{name}\b.* --full", section)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("lm-")])
+def test_every_arm_of_a_language_model_runs_on_the_cpu(name: str) -> None:
+    tiny = {spec.optimizer: replace(spec, settings={**spec.settings, "steps": 3}) for spec in specs(name, "quick")}
+    assert {"AdamW", "CAdamW"} <= set(tiny)
+    for spec in tiny.values():
+        assert math.isfinite(catalog.find(name).compute(spec).metrics["loss"])
+
+
+@pytest.mark.parametrize("rule", ["Lion", "RAdam"])
+def test_lion_and_radam_train_a_small_network(rule: str) -> None:
+    name = f"fig-rates-{rule.lower()}"
+    tiny = {spec.optimizer: replace(spec, settings={**spec.settings, "epochs": 1}) for spec in specs(name, "quick")}
+    assert set(tiny) == {rule, f"C{rule}"}
+    for spec in tiny.values():
+        assert 0 <= catalog.find(name).compute(spec).metrics["accuracy"] <= 100
+
+
+def test_the_small_continual_study_averages_squares_of_pixels() -> None:
+    pytest.importorskip("jax")
+    from cadam_paper.continual import train
+
+    full, pooled = (train._images("digits", pool)[0] for pool in (1, 2))
+    assert full.shape[1] == 4 * pooled.shape[1]
+    assert abs(float(full.mean()) - float(pooled.mean())) < 0.5
+    settings = {**specs("continual-small", "quick")[0].settings, "tasks": 2, "steps": 4, "pool": 2}
+    spec = replace(specs("continual-small", "quick")[0], settings=settings)
+    assert 0 <= catalog.find("continual-small").compute(spec).metrics["accuracy"] <= 100
+    assert {spec.settings["device"] for spec in specs("continual-small", "full")} == {"cpu"}
