@@ -56,7 +56,10 @@ def test_the_log_odds_are_finite_and_do_not_depend_on_the_unit_of_weights() -> N
     assert find_log_odds(labels, np.full(8, 3.0)) == pytest.approx(math.log(1.5 / 7.5))
     weights = np.array([4.0, 1, 1, 1, 1, 1, 1, 1])
     assert find_log_odds(labels, weights) == pytest.approx(find_log_odds(labels, 0.1 * weights))
-    assert find_log_odds(labels, weights) > find_log_odds(labels)
+    weighted, unweighted = find_log_odds(labels, weights), find_log_odds(labels)
+    assert weighted is not None
+    assert unweighted is not None
+    assert weighted > unweighted
     assert find_log_odds(np.zeros(10)) == pytest.approx(-math.log(21))  # one class
     assert find_log_odds(np.ones(10)) == pytest.approx(math.log(21))
     assert find_log_odds(np.full(4, 0.5)) == 0
