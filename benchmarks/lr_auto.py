@@ -4,10 +4,10 @@
 
 FOLDER contains the Parquet files of six public streams. Two further streams are simulated: their labels depend on
 weights that change quickly in one half and not at all in the other, so the best rate changes half-way. The schema is
-inferred, the model is DeepFM, and batches have 256 events. Fixed rates are two per decade from
-0.0003 to 0.1. Losses are mean log losses after the first 20,000 events (the second half of shorter streams), and over
-the whole stream. The cost is the processor time of learning, divided by the mean of the fixed rates, over the whole
-stream and over its last quarter. It does not include reading, conversion and metrics.
+inferred, the model is DeepFM, and batches have 256 events. Fixed rates are two per decade from 0.0003 to 0.1. Losses
+are mean log losses after the first 20,000 events (the second half of shorter streams), and over the whole stream. The
+cost is the processor time of learning, divided by the mean of the fixed rates, over the whole stream and over its last
+quarter. It does not include reading, conversion and metrics.
 """
 
 from __future__ import annotations

@@ -378,3 +378,9 @@ def test_the_learner_does_not_import_torchrec() -> None:
             node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))
         ]
         assert not [node for node in found if "torchrec" in ast.unparse(node)], path
+
+
+def test_batches_that_grow_are_refused() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="leave out batch_growth"):
+        DistributedLearner(model, CAdam(model.parameters()), nn.functional.mse_loss, batch_growth=online.BatchGrowth())
