@@ -74,7 +74,7 @@ class Api:
     def __init__(self, state: FrontState) -> None:
         self.state, self.config, self.limits = state, state.config, state.config.limits
         self._token = state.config.token()
-        # A time that the service sets itself is no field of a request.
+        # A request has no field for a time that the service sets itself.
         schema = state.schema if state.batcher.time_column is None else replace(state.schema, time=None)
         self._openapi = describe(
             schema, self.limits, has_token=self._token is not None, has_probability=state.has_probability
