@@ -93,8 +93,10 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page."""
+    """Return the anchors of the headings of a page, and of pages that it includes."""
     found: set[str] = set()
+    for included in re.findall(r"^```{include} (\S+)$", _markdown(page), re.MULTILINE):
+        found |= anchors(page.parent / included)
     text = re.sub(r"^```.*?^```$", "", _markdown(page), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", "")).replace(" ", "-")

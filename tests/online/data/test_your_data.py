@@ -13,7 +13,13 @@ from tests.documented import blocks
 
 PATH = Path(__file__).parents[3] / "docs" / "your_data.md"
 PAGE = PATH.read_text()
-COMMANDS = [line for block in blocks(PATH) if block.language == "sh" for line in block.code.splitlines() if line]
+COMMANDS = [
+    line
+    for block in blocks(PATH)
+    if block.language == "sh"
+    for line in block.code.replace("\\\n", " ").splitlines()
+    if line
+]
 
 
 @pytest.mark.parametrize(
