@@ -8,9 +8,9 @@ The verdict is looked at after every batch, and the whole stream is judged at it
 
 With "regimes" the difference under each seed has a level that lasts for about a quarter of the stream.
 
-Three kinds of streams show the limits of the procedure. With "rare spikes" an arm is 0.5% better in all batches but
+Four kinds of streams show the limits of the procedure. With "rare spikes" an arm is 0.5% better in all batches but
 one of fifty, in which it loses all of that again. With "bad seeds" it is 0.2% better under all seeds but one of ten.
-"Regimes alone" have so little noise that only seeds can tell equal arms from others.
+"Regimes alone" and "spikes alone" have hardly any noise beside.
 
     python benchmarks/false_alarms.py [--comparisons 400] [--batches 1200] [--processes 2] [--streams skewed]
         [--no-power]
@@ -50,6 +50,7 @@ LIMITS: Mapping[str, Mapping[str, Any]] = {
     "rare spikes": {"constant": 0, "spikes": 0.005},
     "bad seeds": {"constant": 0, "bad_seeds": 0.002},
     "regimes alone": {"constant": 0, "drift": 0, "season": 0, "users": 0, "noise": 0.03, "regimes": 0.005},
+    "spikes alone": {"constant": 0, "drift": 0, "season": 0, "users": 0, "noise": 0.005, "spikes": 0.005},
 }
 """Kinds of streams on which wrong verdicts are not rare."""
 REGIME = 300

@@ -196,7 +196,7 @@ def test_json_is_all_that_is_printed(folder: Path, capsys: pytest.CaptureFixture
 
 def test_a_learning_rate_that_is_given_twice_counts_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ab_command(folder, "--lr", "0.03,0.030,0.03", "--events", "1500")) == 0
-    assert "run at 1 learning rates under 2 seeds (4 runs)" in capsys.readouterr().out
+    assert "run at 1 learning rate under 2 seeds (4 runs)" in capsys.readouterr().out
 
 
 def test_the_output_ends_with_the_command_that_learns_with_the_recommended_arm(

@@ -110,7 +110,7 @@ class Analysis:
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is a verdict about every arm, of which none has another sign at the best rates in hindsight."""
+        """Whether every arm has a verdict, and the same sign at the best learning rates in hindsight."""
         return all(pair.kind != "inconclusive" and not self._is_reversed(arm) for arm, pair in self.pairs.items())
 
     def _is_reversed(self, arm: str) -> bool:
