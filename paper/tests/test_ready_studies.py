@@ -1,4 +1,4 @@
-"""Studies that need a GPU or much time have the runs that the documentation names, and each arm runs on a CPU."""
+"""Studies that need a GPU or much time: their runs at full scale, and a tiny run of every arm on the CPU."""
 
 from __future__ import annotations
 
