@@ -80,13 +80,14 @@ def migrate_folder(folder: Path, migration: Migration) -> Path:
     the old files are in that folder or in their place.
 
     Raises:
-        UsageError: if the state cannot be migrated.
+        UsageError: if the state cannot be migrated, or if the service has a rollback to carry out first.
         RuntimeError: if a learner or a service uses the folder.
     """
     with _no_service(folder), closing(Checkpoints(folder, keep=1_000_000)) as store:
         newest = store.load_newest()
         assert newest is not None
         _, state = newest
+        _check_rollbacks(folder, state)
         migrated = migrate_state(migration, state)
         number = int(store.files()[-1].stem.partition("-")[2]) + 1
         migrated["counts"] = {**migrated["counts"], "saves": number}
@@ -141,14 +142,15 @@ def _unused(path: Path) -> Path:
 
 
 def read_state(folder: Path) -> Mapping[str, Any]:
-    """Read the newest state of a folder that a learner may be using.
-
-    Raises:
-        UsageError: if the service of the folder has not carried out a rollback yet, whose version would not fit.
-    """
+    """Read the newest state of a folder that a learner may be using."""
     state: Mapping[str, Any] = read_newest(folder)[1]
+    return state
+
+
+def _check_rollbacks(folder: Path, state: Mapping[str, Any]) -> None:
+    """Raise UsageError if a service has not carried out a rollback yet, whose version would not fit."""
     if not is_service(folder):
-        return state
+        return
     with closing(open_log(folder)) as log:
         rollbacks = log.rollbacks()
     if rollbacks and rollbacks[-1].number > state["source"]["rollback"]:
@@ -156,4 +158,3 @@ def read_state(folder: Path) -> Mapping[str, Any]:
             f"{folder} has not gone back to version {rollbacks[-1].version} yet: start and stop the service, "
             "then migrate it"
         )
-    return state
