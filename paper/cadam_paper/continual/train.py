@@ -68,7 +68,7 @@ class Record:
 def _images(name: str, pool: int) -> tuple[Any, Any, Array, Array]:
     """Return pixels and labels on JAX's device, and mean and standard deviation of each pixel's channel."""
     images = data.load(name, torch.device("cpu"))
-    # In parts, because floats take four times the memory of bytes.
+    # The images are not pooled all at once, because floats take four times the memory of bytes.
     parts = images.train.split(5000)  # type: ignore[no-untyped-call]
     pooled = torch.cat([torch.nn.functional.avg_pool2d(part.float(), pool).round().byte() for part in parts])
     pixels = pooled.flatten(1).numpy()
