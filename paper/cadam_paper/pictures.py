@@ -256,6 +256,7 @@ def verdict_card() -> Figure:
         panel.plot([mean], [y], "o", color=color, ms=6)
         label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f})"
         panel.text(30, y, label, va="center", fontsize=9.5, color=palette.INK)
+    panel.text(30, 12.6, "log loss, CAdam minus Adam (interval)", va="center", fontsize=8.5, color=palette.MUTED)
     return figure
 
 
