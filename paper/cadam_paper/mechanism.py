@@ -87,7 +87,7 @@ def figure() -> Figure:
         bottom.plot(np.arange(STEPS + 1) + 0.5, of_arm.weights, color=color, lw=1.8, label=name)
     bottom.set(xlabel="step", ylabel="weight", xlim=(0.5, STEPS + 0.5))
     bottom.legend(loc="lower left", fontsize=8)
-    top.set_title("Gray: gradient and momentum differ in sign, CAdam waits", loc="left")
+    top.set_title("Shaded: gradient and momentum differ in sign, CAdam waits", loc="left")
     return drawn
 
 

@@ -216,6 +216,8 @@ def texts(draw: Callable[[], Figure]) -> list[str]:
 VERDICT_STREAM = "flights-3m"
 """The stream whose verdict the documentation shows. Its gain is close to the median of all judged streams."""
 
+VERDICT_TITLE = "cadam ab on 3 million flights"
+
 
 def verdict_card() -> Figure:
     """Draw the card at the top of the report of `cadam ab` for one stream."""
@@ -225,7 +227,7 @@ def verdict_card() -> Figure:
     pair, (verdict, *_) = result["pairs"][0], result["verdicts"]
     color = {"better": palette.SERIES[2], "worse": palette.ADAM}.get(pair["kind"], palette.MUTED)
     lines = textwrap.wrap(verdict["headline"], 52)
-    height = 18 + 2.4 * len(lines)
+    height = 20.2 + 2.4 * len(lines)
     figure, axes = panels(1, 1, 5.8, height / 10)
     panel = axes[0, 0]
     panel.set(xlim=(0, 58), ylim=(0, height))
@@ -236,7 +238,8 @@ def verdict_card() -> Figure:
     panel.add_patch(frame)
     panel.add_patch(Rectangle((0.6, 0.6), 1.2, height - 1.2, color=color))
     headline = "\n".join(lines)
-    panel.text(3.5, height - 2.2, headline, va="top", fontsize=11, weight="bold", color=palette.INK, linespacing=1.35)
+    panel.text(3.5, height - 1.9, VERDICT_TITLE, va="top", fontsize=8.5, color=palette.MUTED)
+    panel.text(3.5, height - 4.4, headline, va="top", fontsize=11, weight="bold", color=palette.INK, linespacing=1.35)
     chip = {"boxstyle": "round,pad=0.35,rounding_size=0.7", "fc": color, "ec": "none"}
     panel.text(4.2, 13.9, verdict["action"], va="center", fontsize=9, weight="bold", color=palette.PAPER, bbox=chip)
     intervals = {
@@ -262,7 +265,7 @@ def verdict_card() -> Figure:
 
 def verdict_numbers() -> list[str]:
     """List the texts and numbers of the verdict card."""
-    return [str(judged_streams.verdicts()[VERDICT_STREAM][part]) for part in ("pairs", "verdicts")]
+    return [VERDICT_TITLE, *(str(judged_streams.verdicts()[VERDICT_STREAM][part]) for part in ("pairs", "verdicts"))]
 
 
 # Speed -----------------------------------------------------------------------------------------------------------
@@ -304,7 +307,7 @@ def speed_chart() -> Figure:
         panel.barh([math.nan], [math.nan], color=palette.CADAM, alpha=alpha, label=name)
     panel.axvline(1, color=palette.ADAM, lw=1.4)
     panel.set_yticks([row for row, _ in positions], [label for _, label in positions])
-    panel.set(xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="times as fast as torch (the red line)")
+    panel.set(xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step, times as fast as torch (the red line)")
     panel.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     panel.minorticks_off()
     panel.tick_params(axis="y", labelcolor=palette.INK, length=0)
@@ -371,7 +374,7 @@ DIAGRAMS: dict[str, Callable[[], Figure]] = {"architecture": architecture, "data
 """The diagrams by the name of their file."""
 PICTURES: dict[str, Picture] = {
     "docs/img/verdict.svg": (verdict_card, verdict_numbers),
-    "docs/img/speed.svg": (speed_chart, lambda: [str(speeds())]),
+    "docs/img/speed.svg": (speed_chart, lambda: ["optimizer step", str(speeds())]),
     "docs/img/switch.svg": (switch_figure, lambda: [str(switch_rows())]),
     **{f"docs/img/{name}.svg": (draw, partial(texts, draw)) for name, draw in DIAGRAMS.items()},
 }
