@@ -535,7 +535,8 @@ def switch_summary() -> list[str]:
             "an event stream that drifts",
             "run an A/B",
             f"log loss {median(gains):.2f}% lower (median; {min(gains):.2f} to {max(gains):.2f})",
-            f"{judged} streams: {for_cadam} clearly better, {for_adam} worse, {equal} practically equal, {undecided} undecided",
+            f"{judged} streams: {for_cadam} clearly better, {for_adam} worse, {equal} practically equal, "
+            f"{undecided} undecided",
         ),
         table_row(
             "images or clicks without shift",

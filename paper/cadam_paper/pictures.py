@@ -307,7 +307,9 @@ def speed_chart() -> Figure:
         panel.barh([math.nan], [math.nan], color=palette.CADAM, alpha=alpha, label=name)
     panel.axvline(1, color=palette.ADAM, lw=1.4)
     panel.set_yticks([row for row, _ in positions], [label for _, label in positions])
-    panel.set(xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step, times as fast as torch (the red line)")
+    panel.set(
+        xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step, times as fast as torch (the red line)"
+    )
     panel.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     panel.minorticks_off()
     panel.tick_params(axis="y", labelcolor=palette.INK, length=0)
