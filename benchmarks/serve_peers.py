@@ -89,6 +89,18 @@ def processor_seconds(process: int) -> float:
     return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_for_port(port: int, service: subprocess.Popen[bytes], output: Path) -> None:
+    """Wait until a service accepts connections, or stop with its output if it does not."""
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if service.poll() is not None:
+            break
+        time.sleep(0.1)
+    sys.exit(f"the service did not start; it printed:\n{output.read_text()}")
+
+
 async def measure(port: int, options: argparse.Namespace, process: int) -> None:
     rates = {"/predict": options.predict, "/feedback": options.feedback}
     await PeerLoad(port).run({path: rate / 2 for path, rate in rates.items()}, options.warm_up)
@@ -123,11 +135,7 @@ def main() -> None:
         with open(Path(folder, "output.txt"), "w") as output:
             service = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            for _ in range(300):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.1)
+            wait_for_port(port, service, Path(folder, "output.txt"))
             asyncio.run(measure(port, options, service.pid))
         finally:
             service.terminate()

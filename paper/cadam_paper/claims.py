@@ -45,13 +45,27 @@ def table() -> list[str]:
     return [*header, *(table_row(c.claim, c.section, c.paper, c.ours, c.verdict) for c in claims())]
 
 
+def _counts() -> dict[str, int]:
+    """Return the number of claims by verdict."""
+    counts = dict.fromkeys((CONFIRMED, PARTLY, UNDECIDED, REFUTED, PRIVATE, NO_CLAIM), 0)
+    for claim in claims():
+        (kind,) = (kind for kind in counts if claim.verdict.startswith(kind))
+        counts[kind] += 1
+    return counts
+
+
+def readme_line() -> list[str]:
+    """Return the item of the README about the paper, with the number of claims that were confirmed."""
+    counts = _counts()
+    return [
+        f"- **The paper:** [every figure and table](docs/paper.md); of {sum(counts.values())} "
+        f"[statements](docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, {counts[REFUTED]} not"
+    ]
+
+
 def count_verdicts() -> list[str]:
     """Return the sentence that counts the verdicts."""
-    kinds = (CONFIRMED, PARTLY, UNDECIDED, REFUTED, PRIVATE, NO_CLAIM)
-    counts = dict.fromkeys(kinds, 0)
-    for claim in claims():
-        (kind,) = (kind for kind in kinds if claim.verdict.startswith(kind))
-        counts[kind] += 1
+    counts = _counts()
     names = {PARTLY: "partly confirmed", NO_CLAIM: "without a claim"}
     texts = [f"{count} {names.get(kind, kind)}" for kind, count in counts.items() if count]
     return [f"**Of {sum(counts.values())} statements: {', '.join(texts)}.**"]

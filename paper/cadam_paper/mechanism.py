@@ -79,7 +79,7 @@ def figure() -> Figure:
     top.bar(steps, path.gradients, width=0.7, color=palette.TARGET, label="gradient")
     top.plot(steps, path.momenta, color=palette.INK, lw=1.6, label="momentum")
     top.axhline(0, color=palette.MUTED, lw=0.8)
-    top.set_ylabel("CAdam's gradient\nand momentum")
+    top.set_ylabel("gradient and\nmomentum (CAdam)")
     top.legend(loc="lower right", fontsize=8, ncols=2)
     bottom.step(steps, minimum(), where="mid", color=palette.TARGET, ls="--", lw=1.2, label="minimum")
     for name, of_arm in paths.items():
@@ -87,7 +87,9 @@ def figure() -> Figure:
         bottom.plot(np.arange(STEPS + 1) + 0.5, of_arm.weights, color=color, lw=1.8, label=name)
     bottom.set(xlabel="step", ylabel="weight", xlim=(0.5, STEPS + 0.5))
     bottom.legend(loc="lower left", fontsize=8)
-    top.set_title("Shaded: gradient and momentum differ in sign, CAdam waits", loc="left")
+    top.set_title(
+        "One weight, noisy gradients. Shaded: gradient and momentum\ndiffer in sign, CAdam waits", loc="left", fontsize=9.5
+    )
     return drawn
 
 

@@ -229,6 +229,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-switch": evidence.switch_table,
     "evidence-advice": evidence.switch_legend,
     "readme-switch": evidence.switch_summary,
+    "readme-claims": claims.readme_line,
     "evidence-when": evidence.gain_by_epoch,
     "evidence-ties": evidence.gain_at_common_rates,
     "evidence-others": evidence.other_optimizers,

@@ -242,10 +242,11 @@ def verdict_card() -> Figure:
     panel.text(3.5, height - 4.4, headline, va="top", fontsize=11, weight="bold", color=palette.INK, linespacing=1.35)
     chip = {"boxstyle": "round,pad=0.35,rounding_size=0.7", "fc": color, "ec": "none"}
     panel.text(4.2, 13.9, verdict["action"], va="center", fontsize=9, weight="bold", color=palette.PAPER, bbox=chip)
+    recent, whole = pair["recent_over_time"], pair["over_time"]
     intervals = {
-        "over time": pair["over_time"],
-        "over seeds": pair["over_seeds"],
-        "recent part": pair["recent_over_time"],
+        "over time": whole,
+        f"over {pair['over_seeds']['count']} seeds": pair["over_seeds"],
+        f"last {recent['count'] / whole['count']:.0%}" if recent else "": recent,
     }
     known = {name: interval for name, interval in intervals.items() if interval is not None}
     reach = max(abs(end) for interval in known.values() for end in (interval["low"], interval["high"]))
@@ -259,7 +260,9 @@ def verdict_card() -> Figure:
         panel.plot([mean], [y], "o", color=color, ms=6)
         label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f})"
         panel.text(30, y, label, va="center", fontsize=9.5, color=palette.INK)
-    panel.text(30, 12.6, "log loss, CAdam minus Adam (interval)", va="center", fontsize=8.5, color=palette.MUTED)
+    unit = "log loss with 95% interval; left of 0, CAdam is better"
+    panel.text(15, 12.6, unit, va="center", fontsize=8.5, color=palette.MUTED)
+    panel.text(middle, 1.2, "0", ha="center", va="center", fontsize=8.5, color=palette.MUTED)
     return figure
 
 
@@ -308,7 +311,7 @@ def speed_chart() -> Figure:
     panel.axvline(1, color=palette.ADAM, lw=1.4)
     panel.set_yticks([row for row, _ in positions], [label for _, label in positions])
     panel.set(
-        xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step, times as fast as torch (the red line)"
+        xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step: times as fast as torch (red line), slowest to fastest run"
     )
     panel.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     panel.minorticks_off()
