@@ -59,7 +59,8 @@ def readme_line() -> list[str]:
     counts = _counts()
     return [
         f"- **The paper:** [every figure and table](docs/paper.md); of {sum(counts.values())} "
-        f"[statements](docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, {counts[REFUTED]} not"
+        f"[statements](docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, "
+        f"{counts[REFUTED]} not"
     ]
 
 

@@ -311,7 +311,10 @@ def speed_chart() -> Figure:
     panel.axvline(1, color=palette.ADAM, lw=1.4)
     panel.set_yticks([row for row, _ in positions], [label for _, label in positions])
     panel.set(
-        xscale="log", xlim=(0.8, 30), ylim=(2.6, -0.6), xlabel="optimizer step: times as fast as torch (red line), slowest to fastest run"
+        xscale="log",
+        xlim=(0.8, 30),
+        ylim=(2.6, -0.6),
+        xlabel="optimizer step: times as fast as torch (red line), slowest to fastest run",
     )
     panel.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     panel.minorticks_off()
