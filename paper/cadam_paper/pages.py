@@ -33,6 +33,7 @@ from . import (
     guide,
     judged_streams,
     masking_page,
+    recorded_tables,
     stream_tables,
 )
 from .continual import page as continual
@@ -250,6 +251,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "clicks-cost": lambda: evidence.study_cost("ctr"),
     "language-models-cost": lambda: evidence.study_cost("language-models"),
     "continual-cost": lambda: evidence.study_cost("continual"),
+    "masking-tables": recorded_tables.confidence_for_tables,
+    "streams-defaults": recorded_tables.defaults,
     "masking-cost": lambda: evidence.study_cost("masking"),
     "streams-cost": lambda: evidence.study_cost(",".join(f"ab-{name}" for name in stream_tables.STREAMS)),
     "commands": commands_page.commands,
