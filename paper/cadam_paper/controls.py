@@ -209,7 +209,7 @@ def _clear_studies(studies: Iterable[Line], arm: str, among: int, *, from_cadam:
 
 
 def _count(differences: Iterable[tuple[Interval, Better]], among: int, side: int) -> str:
-    """Count clear differences in favor of the treatment (`side` 1) or the baseline (-1), after and before correction."""
+    """Count clear differences in favor of the treatment (`side` 1) or baseline (-1), after and before correction."""
     signed = [(difference, side if better == "higher" else -side) for difference, better in differences]
     on_side = [difference for difference, direction in signed if direction * sign(difference) > 0]
     significant = sum(is_significant_among(difference, among) for difference in on_side)
