@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -152,4 +154,24 @@ def test_the_page_says_after_correction_which_differences_are_clear() -> None:
         assert ("neither is clear" in sentence) == (not any(clear))
         assert all(format_interval(each) in sentence for each in compared.values())
     assert f"these {page.MAIN_COMPARISONS} comparisons" in text
-    assert page.MAIN_COMPARISONS == sum(line.count(" with permuted ") for line in page.answer()[2:6]) == 8
+    assert (
+        page.MAIN_COMPARISONS
+        == sum(len(re.findall(r"\](?:\*\*)? with permuted", line)) for line in page.answer()[2:6])
+        == 8
+    )
+
+
+def test_the_statements_of_the_page_follow_from_the_archive() -> None:
+    for condition in tasks.CONDITIONS:
+        declines = {arm: page.decline(condition, arm) for arm in ARMS}
+        penalized = [arm for arm in ARMS if "L2" in arm]
+        assert declines[page.TREATMENT].high < 0, "CAdam alone does not stop the loss of plasticity"
+        assert all(declines[arm].high > 0 for arm in (*penalized, "cautious Adam"))
+        gains = {arm: each.difference for arm, each in page.comparisons(condition, "accuracy").items()}
+        assert min(gains[arm].mean for arm in penalized) > gains[page.TREATMENT].mean
+        assert gains["Adam with a random mask"].mean < 0
+        assert gains[page.TREATMENT].count == 6
+    over_larger_penalty = page.differences(page.PENALIZED_TREATMENT, page.STRONGLY_PENALIZED)
+    assert page.clear_names(over_larger_penalty) == [tasks.LABELS]
+    over_cautious = page.differences(page.TREATMENT, "cautious Adam")
+    assert over_cautious[tasks.LABELS].high < 0 < over_cautious[tasks.PIXELS].low

@@ -26,7 +26,7 @@ RUNS = {
     "fig-rates-lion": 96,
     "fig-rates-radam": 96,
     "continual": 350,
-    "continual-small": 168,
+    "continual-small": 336,
 }
 """The number of runs at full scale before a grid is extended."""
 PUBLISHED = ("continual-small",)

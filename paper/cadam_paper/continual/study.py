@@ -199,6 +199,6 @@ CONTINUAL_SMALL = _experiment(
     "CIFAR-10 of 8 x 8 pixels",
     "a network with two hidden layers of 64 units, on images whose squares of 4 x 4 pixels are averaged,",
     is_small=True,
-    seconds={"quick": 120, "full": 1200},
-    seeds={"quick": 2, "full": 3},
+    seconds={"quick": 120, "full": 2400},
+    seeds={"quick": 2, "full": 6},
 )
