@@ -58,8 +58,8 @@ def readme_line() -> list[str]:
     """Return the item of the README about the paper, with the number of claims that were confirmed."""
     counts = _counts()
     return [
-        f"- **The paper:** [every figure and table](docs/paper.md); of {sum(counts.values())} "
-        f"[statements](docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, {counts[REFUTED]} not"
+        f"- **The paper:** [every figure and table](docs/paper.md); of {sum(counts.values())} [statements]"
+        f"(docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, {counts[REFUTED]} not"
     ]
 
 
