@@ -536,8 +536,8 @@ def switch_summary() -> list[str]:
         table_row(
             "a language model on changing text",
             "try it if the loss during training counts",
-            f"loss {-text.difference.mean:.2f} bits per byte lower, as with cautious AdamW",
-            "clear for one small model; not after training or on mixed text",
+            f"loss {-text.difference.mean:.2f} bits per byte lower; cautious AdamW gains as much",
+            "clear for one small model; not for the final loss or mixed text",
         ),
         table_row(
             "an event stream that drifts",
@@ -549,7 +549,7 @@ def switch_summary() -> list[str]:
             "images or clicks without shift",
             "keep Adam",
             f"accuracy or AUC {_signed_range(_means(tuned_steady))} points",
-            f"clear in {clear_steady} of {len(tuned_steady)} cases, also with label noise",
+            f"clear in {clear_steady} of {len(tuned_steady)} cases, label noise included",
         ),
         table_row(
             "a learning rate that is too high",

@@ -260,8 +260,8 @@ def verdict_card() -> Figure:
         panel.plot([mean], [y], "o", color=color, ms=6)
         label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f})"
         panel.text(30, y, label, va="center", fontsize=9.5, color=palette.INK)
-    unit = "log loss with interval (at least 95%); left of 0, CAdam is better"
-    panel.text(13.5, 12.6, unit, va="center", fontsize=8.5, color=palette.MUTED)
+    unit = "change of the log loss with interval; left of 0, CAdam is better"
+    panel.text(13, 12.6, unit, va="center", fontsize=8.5, color=palette.MUTED)
     panel.text(middle, 1.5, "0", ha="center", va="center", fontsize=8.5, color=palette.MUTED)
     return figure
 
