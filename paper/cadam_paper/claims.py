@@ -60,7 +60,8 @@ def readme_line() -> list[str]:
     open_count = sum(counts[kind] for kind in (UNDECIDED, PRIVATE, NO_CLAIM))
     return [
         "- **The paper:** [every figure and table](docs/paper.md); "
-        f"{sum(counts.values())} [statements](docs/claims.md): {counts[CONFIRMED]} confirmed, {counts[PARTLY]} partly, {counts[REFUTED]} not, {open_count} open"
+        f"{sum(counts.values())} [statements](docs/claims.md): {counts[CONFIRMED]} confirmed, "
+        f"{counts[PARTLY]} partly, {counts[REFUTED]} not, {open_count} open"
     ]
 
 
