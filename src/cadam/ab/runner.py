@@ -39,6 +39,7 @@ from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.random_state import get_random_state, seed_generators, set_random_state
 from ..online.run_config import model_builder
+from ..online.sparse_checks import disable_sparse_checks
 from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
 
@@ -416,6 +417,7 @@ def available_memory() -> float:
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt and ends the workers
+    disable_sparse_checks()
     os.dup2(2, 1)  # standard output belongs to the command; text that a model prints goes to standard error
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

@@ -44,6 +44,7 @@ from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
 from ..online.per_event import CHUNK_SIZE, PerEventTraining
+from ..online.sparse_checks import disable_sparse_checks
 from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import OWN_MODEL_BATCH_SIZE, add_label_arguments, check_label_arguments
@@ -85,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """Run `cadam ab` and return its exit code."""
     # With --json, standard output has the JSON alone, so messages go to standard error. So does text of the model.
     messages = sys.stderr if options.json else sys.stdout
+    disable_sparse_checks()
     try:
         check_folder(options.cache, "--cache")
         if options.output is not None:

@@ -48,6 +48,7 @@ from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.prediction_log import LogOptions
 from ..online.persistence.random_state import seed_generators
+from ..online.sparse_checks import disable_sparse_checks
 from ..online.stop_signals import stop_on_signals
 from ..online.training_step import ModelOutputError, default_threads
 from ..printable import printable, shell_word
@@ -103,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logger.setLevel(logging.WARNING if options.quiet else logging.INFO)
+    disable_sparse_checks()
     try:
         job = prepare(options)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
