@@ -292,6 +292,24 @@ def test_an_invalid_command_says_why(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def build(:\n    pass\n", "own_model.py, line 1: "),
+        ("def build():\n    raise RuntimeError('no weights')\n", "own_model.py:build failed: RuntimeError: no weights"),
+    ],
+)
+def test_a_model_file_that_fails_is_named(
+    code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    (tmp_path / "own_model.py").write_text(code)
+    (tmp_path / "schema.json").write_text(json.dumps({"features": FEATURES, "label": "click"}))
+    options = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*options, "--schema", tmp_path / "schema.json", "--model", f"{tmp_path / 'own_model.py'}:build") == 2
+    assert message in capsys.readouterr().err
+
+
 WRONG: dict[str, Any] = {
     "features": {"user": "category:50", "item": "category:20", "prize": "number"},
     "label": "click", "id": "event", "time": "at",

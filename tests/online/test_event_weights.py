@@ -125,3 +125,6 @@ def test_a_loss_without_weight_is_refused(
     assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "own.py:build"]) == 2
     assert "the loss must take it" in capfd.readouterr().err
     assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "fm", "--batch-size", "8"]) == 0
+    per_event = ("--batch-size", "1", "--checkpoint", "one")
+    assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "linear", *per_event]) == 0
+    assert "one event at a time, with torch: events with weights are not compiled" in capfd.readouterr().err

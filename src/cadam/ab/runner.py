@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import active_children, connection, get_context, parent_process
@@ -408,7 +408,13 @@ def count_cores() -> int:
 
 
 def available_memory() -> float:
-    """Return the available memory in bytes; infinite if the system does not tell."""
+    """Return the available memory in bytes; infinite if the system does not tell.
+
+    On Linux it includes the memory in which the system caches files, and which it gives back when a process needs it.
+    """
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):

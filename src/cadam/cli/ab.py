@@ -43,7 +43,7 @@ from ..online.labels.join import LabelOptions
 from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
-from ..online.per_event import CHUNK_SIZE, PerEventTraining
+from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
 from ..online.sparse_checks import disable_sparse_checks
 from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
@@ -256,6 +256,8 @@ def prepare(options: argparse.Namespace) -> Comparison:
     for arm in arms:
         optimizer = OptimizerSpec.parse(arm).build(model, grid[0])
         compiled = PerEventTraining.create(model, optimizer, config.loss) if options.batch_size == 1 else None
+        if compiled is not None and schema.weight is not None:
+            compiled = WEIGHTED
         if isinstance(compiled, str):
             print(f"{arm} learns {compiled}; that is hundreds of times slower than compiled code")
     if schema.user is None and options.metric == "gauc":

@@ -43,7 +43,7 @@ from ..online.monitoring.reject_limit import DEFAULT_MAX_REJECTED, RejectLimit, 
 from ..online.monitoring.rejection_reasons import format_reasons, suggest_fix
 from ..online.monitoring.status_page import StatusPage
 from ..online.monitoring.tensorboard import TensorBoard
-from ..online.per_event import CHUNK_SIZE
+from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.prediction_log import LogOptions
@@ -210,6 +210,8 @@ def prepare(options: argparse.Namespace) -> Job:
         drift=DriftMonitor(),
         reports=[*_reports(options), reject_limit, baseline_check],
     )
+    if schema.weight is not None and isinstance(learner.per_event, PerEventTraining):
+        learner.per_event = WEIGHTED
     if config.device is not None:
         logger.info("the model is on %s", config.device)
     if batch_size == 1 or ": " in learner.training_mode:  # a colon precedes the reason why compiled code is not used
