@@ -54,6 +54,19 @@ MEMORY_SHARE = 0.5
 """The share of the available memory that the models of all runs may take. Beyond it they are kept in files."""
 
 
+class CacheError(OSError):
+    """A file of the cache cannot be written."""
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of writing into a folder into a `CacheError`. On a full disk, `torch.save` raises a RuntimeError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise CacheError(f"{folder} cannot be written: {str(error).partition(chr(10))[0]}") from error
+
+
 class RunFiles:
     """The files of one run: its scores, its progress and its last checkpoint.
 
@@ -257,10 +270,19 @@ _active: dict[Path, _ActiveRun] = {}
 
 
 def advance_run(task: Advance) -> Advanced:
-    """Advance one run in this process, and record its scores, unless another process has recorded them."""
+    """Advance one run in this process, and record its scores, unless another process has recorded them.
+
+    Raises:
+        CacheError: If the scores or a checkpoint cannot be written. Other errors are part of the result.
+    """
     files = RunFiles(task.folder)
-    with files.lock():
+    with _writing(task.folder):
+        lock = files.lock()
+        lock.acquire()
+    try:
         return _advance_locked(task, files)
+    finally:
+        lock.release()
 
 
 def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
@@ -279,12 +301,16 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
             run = _ActiveRun(task)
             run.load(files.checkpoint_path, recorded)
         run.advance(recorded)  # another process may have recorded these scores
-        files.append(run.advance(task.batch), task.batch)
-        if task.keeps_in_memory:
-            _active[task.folder] = run
-            _save_if_due(run, files)
-        else:
-            run.save(files.checkpoint_path)
+        scores = run.advance(task.batch)
+        with _writing(task.folder):
+            files.append(scores, task.batch)
+            if task.keeps_in_memory:
+                _active[task.folder] = run
+                _save_if_due(run, files)
+            else:
+                run.save(files.checkpoint_path)
+    except CacheError:
+        raise
     except Exception:
         return Advanced(task.run, task.batch, failure=traceback.format_exc())
     finally:
