@@ -137,6 +137,12 @@ class IdIndex:
         """Return the attributes to copy, without the addresses of the arrays."""
         return {**self.__dict__, "_addresses": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy. An array in the memory of a pickle is copied, so that it can grow."""
+        for name, value in state.items():
+            is_borrowed = isinstance(value, np.ndarray) and not value.flags.owndata
+            setattr(self, name, value.copy() if is_borrowed else value)
+
     def _address(self) -> int:
         """Return the address of the C struct."""
         return (self._addresses or self._set_addresses())[0]
