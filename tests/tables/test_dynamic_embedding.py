@@ -379,6 +379,9 @@ def test_a_damaged_state_dict_leaves_the_table_as_it_is() -> None:
         "no frequency": lambda state: state["_extra_state"]["index"].pop("frequency"),
         "index has 21 rows, and its chunks 8": lambda state: state.pop("chunks.1"),
         "rows have shape": lambda state: state.update({"chunks.0": torch.zeros(8, 3)}),
+        "a counter or its clock is damaged": lambda state: state["_extra_state"]["counts"].pop("evicted"),
+        "its index, a counter": lambda state: state["_extra_state"].update(next_sweep=None),
+        "rows are of type str": lambda state: state.update({"chunks.0": "rows"}),
         "its seed is 5": lambda state: state["_extra_state"].update(seed=5),
     }
     for message, damage in damaged.items():

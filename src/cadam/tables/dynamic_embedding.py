@@ -374,6 +374,8 @@ class DynamicEmbedding(nn.Module):
             raise ValueError(f"its seed is {extra['seed']}, and this table has {self.seed}")
         sizes: list[int] = []
         while (chunk := state_dict.get(f"{prefix}chunks.{len(sizes)}")) is not None:
+            if not isinstance(chunk, Tensor):
+                raise ValueError(f"its rows are of type {type(chunk).__name__}")
             if chunk.dim() != 2 or chunk.shape[1] != self.embedding_dim:
                 raise ValueError(
                     f"its rows have shape {tuple(chunk.shape[1:])}, and this table has {self.embedding_dim}"
