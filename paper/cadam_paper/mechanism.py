@@ -88,7 +88,9 @@ def figure() -> Figure:
     bottom.set(xlabel="step", ylabel="weight", xlim=(0.5, STEPS + 0.5))
     bottom.legend(loc="lower left", fontsize=8)
     top.set_title(
-        "One weight, noisy gradients. Shaded: gradient and momentum\ndiffer in sign, CAdam waits", loc="left", fontsize=9.5
+        "One weight, noisy gradients. Shaded: gradient and momentum\ndiffer in sign, CAdam waits",
+        loc="left",
+        fontsize=9.5,
     )
     return drawn
 

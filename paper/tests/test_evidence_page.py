@@ -169,3 +169,14 @@ def test_advice_needs_most_comparisons_and_none_against() -> None:
     assert evidence.advise([ahead, ahead, unclear]) == "yes"
     assert evidence.advise([behind, behind, unclear]) == "no"
     assert evidence.advise([ahead, unclear]) == evidence.advise([ahead, ahead, behind]) == "unclear"
+
+
+def test_counts_are_corrected_for_the_number_of_comparisons() -> None:
+    def gain(half_width: float) -> Comparison:
+        gaps = dict(enumerate((1 - half_width / 2.5, 1.0, 1 + half_width / 2.5)))
+        return compare(gaps, dict.fromkeys(range(3), 0.0), names=("CAdam", "Adam"), better="higher")
+
+    sure, barely = gain(0.1), gain(0.9)
+    assert barely.kind == "better"
+    assert evidence.count_significant([sure, barely], among=1) == (2, 0)
+    assert evidence.count_significant([sure, barely], among=13) == (1, 0)
