@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
@@ -143,6 +144,25 @@ def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) 
     assert figure_files.is_current(path)
     monkeypatch.setitem(figure_files.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
     assert not figure_files.is_current(path)
+
+
+def test_a_figure_with_another_label_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "docs/img/mechanism.svg"
+    assert figure_files.is_current(path)
+    draw, numbers = figure_files.FIGURES[path]
+
+    def draw_with_another_label() -> Figure:
+        figure = draw()
+        figure.axes[-1].set_xlabel("steps of the optimizer")
+        return figure
+
+    monkeypatch.setitem(figure_files.FIGURES, path, (draw_with_another_label, numbers))
+    assert not figure_files.is_current(path)
+
+
+def test_labels_of_an_image_are_its_texts_without_the_numbers_at_ticks() -> None:
+    image = '<svg><text x="1">step</text><text>\u22121</text><text>0.5</text><g><text y="2">Adam</text></g></svg>'
+    assert figure_files.labels(image) == ["Adam", "step"]
 
 
 def test_the_fingerprint_of_a_figure_ignores_digits_that_depend_on_the_processor() -> None:
