@@ -40,7 +40,7 @@ from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source, resolve_uri
 from ..online.data.validation import check_columns
 from ..online.labels.join import LabelOptions
-from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight
+from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight, imported_files
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
 from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
@@ -282,7 +282,7 @@ def prepare(options: argparse.Namespace) -> Comparison:
             "schema": schema.settings(),
             "events": options.events,
             **simulated,
-            **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
+            **({"model file": _digest_model(Path(model_file))} if model_file else config.settings),
             "data": digest_data(uri),
             **({} if options.labels is None else {"labels": digest_data(resolve_uri(options.labels))}),
             **({"late labels": late_labels} if late_labels else {}),
@@ -563,6 +563,12 @@ def digest_data(uri: str) -> str:
     """Return a hash of the files of a stream, in a folder also of their paths: ``dt=2024-01-01`` is a column."""
     files, folder = _data_files(uri), Path(uri.partition(":")[2])
     return _digest(files, [str(file.relative_to(folder)) for file in files] if folder.is_dir() else ())
+
+
+def _digest_model(file: Path) -> str:
+    """Return a hash of a model file, and of the files in its folder that it imports."""
+    others = imported_files(file)
+    return _digest([file, *others], [str(other.relative_to(file.parent.resolve())) for other in others])
 
 
 def _digest(paths: Sequence[Path], names: Sequence[str] = ()) -> str:

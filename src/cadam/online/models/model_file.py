@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -79,6 +79,44 @@ def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
     if not callable(function):
         raise UsageError(f"{file} has no function {name!r}")
     return module, function
+
+
+def imported_files(file: Path) -> list[Path]:
+    """Return the files in the folder of a model file that it imports, directly or through each other, without itself.
+
+    They are found by the import statements in the code, so imports with a computed name are not found.
+    """
+    file = file.resolve()
+    folder, files, queue = file.parent, {file}, [file]
+    while queue:
+        importer = queue.pop()
+        for name in _imported_names(importer, folder):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):  # the packages that contain the module are executed, too
+                module = folder.joinpath(*parts[:end])
+                for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
+                    if path not in files and path.is_file():
+                        files.add(path)
+                        queue.append(path)
+    return sorted(files - {file})
+
+
+def _imported_names(importer: Path, folder: Path) -> Iterator[str]:
+    """Yield the full names of everything that a file in a folder imports; some of them may not be modules."""
+    try:
+        tree = ast.parse(importer.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    package = importer.relative_to(folder).parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            base = [*parents, *([node.module] if node.module else [])]
+            yield from (
+                ".".join([*base, *names]) for names in ([], *([alias.name] for alias in node.names)) if base or names
+            )
 
 
 def build_from_function(location: str, function: Callable[[], Any], schema: Schema) -> nn.Module:
