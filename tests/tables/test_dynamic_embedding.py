@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import re
@@ -341,6 +342,31 @@ def test_copies_and_pickles_are_independent_and_not_attached() -> None:
         assert len(other._index) == 500
     assert len(table._index) == 200
     learn(table, optimizer, all_ids)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_an_optimizer_that_is_replaced_must_be_attached(make: Make) -> None:
+    table, optimizer = attached(make, max_rows=16)
+    learn(table, optimizer, list(range(6)))
+    optimizer = make(table.parameters())
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"call table.attach\(optimizer\)"):
+        learn(table, optimizer, list(range(6, 12)))
+    assert table.memory()["optimizer"] == 0
+    table.attach(make(table.parameters()))
+    state = table.state_dict()
+    gc.collect()
+    table.load_state_dict(state)
+
+
+def test_a_model_without_its_table_is_loaded_if_that_is_allowed() -> None:
+    model = nn.ModuleDict({"table": attached()[0], "layer": nn.Linear(2, 2)})
+    model["table"]([1, 2])
+    state = nn.ModuleDict({"layer": nn.Linear(2, 2)}).state_dict()
+    assert model.load_state_dict(state, strict=False).missing_keys == ["table._extra_state", "table.chunks.0"]
+    assert model["table"].counters().rows == 2
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(state)
 
 
 def test_threads_may_look_up_at_the_same_time() -> None:

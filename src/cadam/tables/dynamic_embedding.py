@@ -118,7 +118,7 @@ class DynamicEmbedding(nn.Module):
         self._lock = threading.RLock()
         self._assignment = RowAssignment(max_rows, evict, admit_after, sketch_width, expire_after)
         self.embedding_dim, self.std, self.seed, self.chunk_rows = embedding_dim, float(std), int(seed), chunk_rows
-        self._attachment: Attachment | None = None
+        self._last_attachment: Attachment | None = None
         device = torch.device(device or torch.get_default_device())
         self._overflow_folder, self._memory_rows = _check_overflow(memory_rows, overflow_folder, device)
         self._states_in_memory: list[nn.Parameter] = []
@@ -137,6 +137,12 @@ class DynamicEmbedding(nn.Module):
     def max_rows(self) -> int:
         """The largest number of ids that have a row at the same time."""
         return self._assignment.max_rows
+
+    @property
+    def _attachment(self) -> Attachment | None:
+        """The connection to the optimizer; None if there is none, or if the optimizer does not exist any more."""
+        attachment = self._last_attachment
+        return None if attachment is None or attachment.find_optimizer() is None else attachment
 
     def _chunks(self) -> list[nn.Parameter]:
         return list(self.chunks)
@@ -190,15 +196,16 @@ class DynamicEmbedding(nn.Module):
                 "DynamicEmbedding trains in one process: with several, each would give rows to ids in another order, "
                 "and gradients could not be added. Shard ids by process, or use cadam.torchrec"
             )
-        if self._attachment is None:
+        attachment = self._attachment
+        if attachment is None:
             self._index.finish_step()
         capacity = sum(map(len, self.chunks))
         rows, new = self._assignment.assign(ids, capacity=capacity, prepare=self._add_chunks)
         if len(new.rows):
             write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
             reused = new.rows[new.is_reused]
-            if self._attachment is not None and len(reused):
-                self._attachment.reset_rows(self._on_device(reused))
+            if attachment is not None and len(reused):
+                attachment.reset_rows(self._on_device(reused))
         return rows
 
     def _add_chunks(self, rows: int) -> None:
@@ -259,8 +266,9 @@ class DynamicEmbedding(nn.Module):
         ]
 
     def _set_chunks(self, chunks: list[nn.Parameter]) -> None:
-        if self._attachment is not None:
-            self._attachment.set_chunks(chunks)
+        attachment = self._attachment
+        if attachment is not None:
+            attachment.set_chunks(chunks)
         self.chunks = nn.ParameterList(chunks)
 
     def attach(self, optimizer: torch.optim.Optimizer, reset: ResetRows | None = None) -> None:
@@ -278,9 +286,9 @@ class DynamicEmbedding(nn.Module):
             ValueError: If the optimizer does not have the parameters of this table, or is not one of those above.
         """
         attachment = Attachment(optimizer, self._chunks(), lambda: self._finish_step(), reset)
-        if self._attachment is not None:
-            self._attachment.detach()
-        self._attachment = attachment
+        if self._last_attachment is not None:
+            self._last_attachment.detach()
+        self._last_attachment = attachment
 
     # Time ----------------------------------------------------------------------------------------------------------
 
@@ -308,7 +316,8 @@ class DynamicEmbedding(nn.Module):
 
     def memory(self) -> dict[str, int]:
         """Return the memory in bytes of the rows, of the index with its sketch, and of the optimizer state."""
-        state = self._attachment.optimizer.state if self._attachment is not None else {}
+        attachment = self._attachment
+        state = {} if attachment is None else attachment.optimizer.state
         tensors = [x for chunk in self.chunks for x in state.get(chunk, {}).values() if isinstance(x, Tensor)]
         return {
             "rows": sum(chunk.nbytes for chunk in self.chunks),
@@ -320,7 +329,7 @@ class DynamicEmbedding(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle. A copy is not attached to the optimizer."""
-        state = {**self.__dict__, "_attachment": None}
+        state = {**self.__dict__, "_last_attachment": None}
         del state["_lock"]
         return state
 
@@ -342,8 +351,12 @@ class DynamicEmbedding(nn.Module):
     ) -> None:
         """Load the index and give the table the chunks of a state dict, whose values torch then copies.
 
-        Everything is checked first. If anything is missing or damaged, the table stays as it is.
+        Everything is checked first. If anything is missing or damaged, the table stays as it is. A state dict without
+        any part of the table has missing keys, which ``strict=False`` allows.
         """
+        if not any(key.startswith((f"{prefix}chunks.", f"{prefix}_extra_state")) for key in state_dict):
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+            return
         if self._attachment is not None and local_metadata.get("assign_to_params_buffers"):
             raise RuntimeError(
                 "load_state_dict(assign=True) replaces parameters, which the attached optimizer would not notice: load "
