@@ -41,6 +41,7 @@ LANGUAGE_MODELS = {
 }
 """The experiments on language models. A model's control arms are in the experiment of the same name and `-controls`."""
 
+STREAM_PREFIX = "stream, "
 CONTINUAL = {"continual": "200 tasks in turn", "continual-small": "100 tasks in turn"}
 """The experiments on continual learning."""
 
@@ -114,7 +115,7 @@ def _stream_lines() -> Iterable[Line]:
         LONG: control_arms.LONG_MOMENTUM,
     }
     for name, label in STREAMS.items():
-        label = f"stream, {label}"
+        label = f"{STREAM_PREFIX}{label}"
         if is_complete(f"rates-{name}-controls"):
             results = load(f"rates-{name}-controls").results
             yield _line(label, "GAUC, %", names, "Adam", results, MAIN_METRIC, "higher", evidence.POINTS)
@@ -190,11 +191,25 @@ def answer() -> list[str]:
         cells = [_count(from_adam, with_adam, side) for side in (1, -1)]
         cells += [_count(from_cadam, with_cadam, side) if from_cadam else "" for side in (1, -1)]
         text.append(table_row(arm, str(len(of_arm)), *cells))
-    return text
+    text += ["", "The studies with a difference that is clear after correction:", ""]
+    better = {arm: _clear_studies(studies, arm, with_adam, from_cadam=False) for arm in ARMS}
+    text += [f"- {arm} better than Adam: {names}" for arm, names in better.items()]
+    ahead = {arm: _clear_studies(studies, arm, with_cadam, from_cadam=True) for arm in ARMS if arm != CADAM}
+    return text + [f"- CAdam better than {arm}: {names}" for arm, names in ahead.items()]
+
+
+def _clear_studies(studies: Iterable[Line], arm: str, among: int, *, from_cadam: bool) -> str:
+    """List the studies in which an arm is clearly better than Adam, or CAdam is clearly better than the arm."""
+    names = []
+    for line in studies:
+        difference = (line.from_controls if from_cadam else line.differences).get(arm)
+        if difference is not None and _count([(difference, line.better)], among, 1).startswith("1"):
+            names.append(line.study.removeprefix(STREAM_PREFIX))
+    return "; ".join(names) or "none"
 
 
 def _count(differences: Iterable[tuple[Interval, Better]], among: int, side: int) -> str:
-    """Count clear differences in favor of the first arm (`side` 1) or the second (-1), after and before correction."""
+    """Count clear differences in favor of the treatment (`side` 1) or baseline (-1), after and before correction."""
     signed = [(difference, side if better == "higher" else -side) for difference, better in differences]
     on_side = [difference for difference, direction in signed if direction * sign(difference) > 0]
     significant = sum(is_significant_among(difference, among) for difference in on_side)

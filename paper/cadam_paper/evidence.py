@@ -561,7 +561,7 @@ def switch_summary() -> list[str]:
         ),
         table_row(
             "a learning rate that is too high",
-            "lower it; if you cannot, switch",
+            "lower it; if you cannot, switch (images)",
             f"accuracy or AUC {_signed_range(_means(high))} points",
             _count_improved(high),
         ),

@@ -46,14 +46,17 @@ def test_clear_differences_are_counted_by_direction_before_and_after_correction(
 ) -> None:
     studies = [line("higher", CAdam=9, cautious=1.1), line("lower", CAdam=9, cautious=-9), line("lower", CAdam=0.5)]
     monkeypatch.setattr(controls, "lines", lambda: studies)
-    _, _, _, _, cadam, cautious, *_ = controls.answer()
+    _, _, _, _, cadam, cautious, *names = controls.answer()
+    assert "- cautious better than Adam: study" in names
+    assert "- random mask better than Adam: none" in names
+    assert "- CAdam better than cautious: study" in names
     assert cadam == "| CAdam | 2 | 1 (1) | 1 (1) |  |  |", "the third study has no control arm"
     assert cautious == "| cautious | 2 | 1 (2) | 0 (0) | 1 (2) | 0 (0) |"
 
 
 def test_every_published_control_arm_is_counted() -> None:
     studies = [each for each in controls.lines() if each.from_controls]
-    rows = [row.split(" | ") for row in controls.answer()[4:]]
+    rows = [row.split(" | ") for row in controls.answer()[4:8]]
     assert controls.answer()[0].startswith(f"{len(studies)} studies ")
     for row, arm in zip(rows, controls.ARMS, strict=True):
         assert int(row[1]) == sum(arm in each.differences for each in studies)
@@ -61,6 +64,26 @@ def test_every_published_control_arm_is_counted() -> None:
             "**" in published.format_interval(each.differences[arm]) for each in studies if arm in each.differences
         )
         assert sum(int(cell.partition("(")[2].rstrip(")")) for cell in row[2:4]) == bold
+
+
+def test_the_conclusions_on_the_masks_follow_from_the_counts() -> None:
+    studies = [each for each in controls.lines() if each.from_controls]
+    for each in studies:
+        side = 1 if each.better == "higher" else -1
+        random, cadam = (side * each.differences[arm].mean for arm in (controls.RANDOM, controls.CADAM))
+        assert random < cadam, "a random mask gains less than CAdam"
+        if controls.LONG in each.differences:
+            assert side * each.differences[controls.LONG].mean < 0, "a longer momentum gains nowhere"
+    rows = {row.split(" | ")[0].strip("| "): row.split(" | ") for row in controls.answer()[4:8]}
+    assert rows[controls.CAUTIOUS][4].startswith("0 "), "no study separates CAdam from the rescaled mask"
+    assert rows[controls.CAUTIOUS][5].startswith("0 ")
+    answer = controls.answer()
+    assert "- random mask better than Adam: 100,000 film ratings; electricity prices" in answer
+    assert "- CAdam better than random mask: flights; 100,000 film ratings; forest cover" in answer
+    assert sum(each.study.startswith(controls.STREAM_PREFIX) for each in studies) == 4
+    for each in studies:
+        if each.study.endswith(("film ratings", "electricity prices")):
+            assert each.differences[controls.RANDOM].mean > 0.5 * each.differences[controls.CADAM].mean
 
 
 def test_a_study_names_its_runs_and_cost() -> None:
