@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cadam.statistics.comparison import Better
+from cadam.statistics.comparison import Better, sign
 from cadam.statistics.intervals import Interval
 
 from . import evidence
@@ -21,6 +21,7 @@ from .published import (
     find_row,
     format_interval,
     is_complete,
+    is_significant_among,
     load,
     table_header,
     table_row,
@@ -40,7 +41,7 @@ LANGUAGE_MODELS = {
 }
 """The experiments on language models. A model's control arms are in the experiment of the same name and `-controls`."""
 
-CONTINUAL = {"continual": "200 tasks in turn", "continual-small": "100 tasks in turn, small network"}
+CONTINUAL = {"continual": "200 tasks in turn", "continual-small": "100 tasks in turn"}
 """The experiments on continual learning."""
 
 
@@ -53,12 +54,16 @@ class Line:
         measure: The compared metric, its unit, and whether lower or higher is better.
         adam: The mean of Adam over seeds.
         differences: The difference of an arm from Adam, by the name of the arm.
+        from_controls: The difference of CAdam from a control arm, by the name of the arm.
+        better: Whether a lower or a higher value is better.
     """
 
     study: str
     measure: str
     adam: float
     differences: Mapping[str, Interval]
+    from_controls: Mapping[str, Interval] = field(default_factory=dict)
+    better: Better = "higher"
 
 
 def lines() -> list[Line]:
@@ -131,13 +136,17 @@ def _line(
 ) -> Line:
     """Return the line of a study from the results of all arms; `names` has the names of the arms in the results."""
     of_baseline = RateCurve.of(results, baseline, metric, better)
-    compared = {
-        arm: compare_at_best_rates(RateCurve.of(results, name, metric, better), of_baseline)
-        for arm, name in names.items()
-        if results.where(optimizer=name)
+    curves = {
+        arm: RateCurve.of(results, name, metric, better) for arm, name in names.items() if results.where(optimizer=name)
     }
+    compared = {arm: compare_at_best_rates(curve, of_baseline) for arm, curve in curves.items()}
     differences = {arm: _scaled(comparison.difference, scale) for arm, comparison in compared.items()}
-    return Line(study, measure, scale * compared[CADAM].baseline_mean, differences)
+    from_controls = {
+        arm: _scaled(compare_at_best_rates(curves[CADAM], curve).difference, scale)
+        for arm, curve in curves.items()
+        if arm != CADAM
+    }
+    return Line(study, measure, scale * compared[CADAM].baseline_mean, differences, from_controls, better)
 
 
 def _scaled(interval: Interval, scale: float) -> Interval:
@@ -151,3 +160,42 @@ def table() -> list[str]:
         cells = [format_interval(line.differences[arm]) if arm in line.differences else "–" for arm in ARMS]
         text.append(table_row(line.study, line.measure, f"{line.adam:.2f}", *cells))
     return text
+
+
+def answer() -> list[str]:
+    """Summarize the studies that have control arms: how often each arm differs clearly from Adam, and CAdam from it.
+
+    The counts are corrected for the number of comparisons of the same kind: those with Adam, and those with CAdam.
+    """
+    studies = [line for line in lines() if line.from_controls]
+    with_adam = sum(len(line.differences) for line in studies)
+    with_cadam = sum(len(line.from_controls) for line in studies)
+    text = [
+        f"{len(studies)} studies have control arms. Clear differences after correction for {with_adam} comparisons "
+        f"with Adam and {with_cadam} with CAdam, and in parentheses without correction:",
+        "",
+        *table_header(
+            "arm",
+            "studies",
+            "better than Adam",
+            "worse than Adam",
+            "CAdam better than this arm",
+            "CAdam worse than this arm",
+        ),
+    ]
+    for arm in ARMS:
+        of_arm = [line for line in studies if arm in line.differences]
+        from_adam = [(line.differences[arm], line.better) for line in of_arm]
+        from_cadam = [(line.from_controls[arm], line.better) for line in of_arm if arm in line.from_controls]
+        cells = [_count(from_adam, with_adam, side) for side in (1, -1)]
+        cells += [_count(from_cadam, with_cadam, side) if from_cadam else "" for side in (1, -1)]
+        text.append(table_row(arm, str(len(of_arm)), *cells))
+    return text
+
+
+def _count(differences: Iterable[tuple[Interval, Better]], among: int, side: int) -> str:
+    """Count clear differences in favor of the first arm (`side` 1) or the second (-1), after and before correction."""
+    signed = [(difference, side if better == "higher" else -side) for difference, better in differences]
+    on_side = [difference for difference, direction in signed if direction * sign(difference) > 0]
+    significant = sum(is_significant_among(difference, among) for difference in on_side)
+    return f"{significant} ({len(on_side)})"

@@ -215,6 +215,9 @@ def answer() -> list[str]:
     drifting, stationary = clicks_by_drift()
     streams = unchanged_streams()
     ahead = [finding for finding in streams if finding.is_ahead]
+    shifting = len(drifting) + len(streams)
+    above = compare_above(adam_pairs())
+    at_fixed_rates = len(above) + len(click_pairs())
     always_ahead = all(
         _smallest_gain(pair) > 0 for name, pair in click_pairs().items() if not name.startswith("no drift")
     )
@@ -227,13 +230,17 @@ def answer() -> list[str]:
         f"best learning rate{_significance_under_shift()}. {_last_epoch_under_shift()}",
         f"2. **Little otherwise.** {_gains_without_shift()}{_gains_without_drift(stationary)}.",
         f"3. **Mostly, on event streams.** On generated clicks with drift it gains "
-        f"{_range(_means(drifting))} points of AUC, clearly in {_count_ahead(drifting)} of {len(drifting)} kinds of "
-        f"drift{at_every_rate}. On {len(ahead)} of {len(streams)} real streams its GAUC is higher by "
-        f"{_range(_means(ahead), 2)} points over seeds, {chosen}. The gain is also clear over users and time on "
-        f"{_clear_streams(streams)}; on {sum(mean < 0.1 for mean in _means(streams))} streams it is below 0.1 points.",
+        f"{_range(_means(drifting))} points of AUC{at_every_rate}; {_count_ahead(drifting)} of {len(drifting)} gains "
+        f"are clear, and {_count_significant_gains(drifting, shifting) or 'none'} after correction for {shifting} "
+        f"comparisons. On {len(ahead)} of {len(streams)} real streams its GAUC is higher by "
+        f"{_range(_means(ahead), 2)} points over seeds, {chosen}; "
+        f"{_count_significant_gains(streams, shifting) or 'none'} of these gains remain clear after the correction. "
+        f"The gain is also clear over users and time on {_clear_streams(streams)}; on "
+        f"{sum(mean < 0.1 for mean in _means(streams))} streams it is below 0.1 points.",
         "4. **On images the gain grows with the learning rate.** At three times Adam's best rate CAdam is ahead by "
-        f"{_range(_means(compare_above(adam_pairs())))} points of accuracy. The main reason is that CAdam loses less "
-        "than Adam if the rate is too high.",
+        f"{_range(_means(above))} points of accuracy, after correction for {at_fixed_rates} comparisons clearly in "
+        f"{count_significant(above, at_fixed_rates)[0]} of {len(above)} cases. The main reason is that CAdam loses "
+        "less than Adam if the rate is too high.",
         f"5. **Start at Adam's learning rate, then try three times that rate.** {_describe_best_rates()}",
     ]
 
@@ -451,15 +458,16 @@ def switch_table() -> list[str]:
     """Return the table that recommends for each situation whether to switch from Adam to CAdam."""
     rows = table_header("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
     streams, (drifting, _) = unchanged_streams(), clicks_by_drift()
+    shifting = len(streams) + len(drifting)
     rows.append(
         table_row(
             "a recommender or click stream with drift",
             "try it in an A/B",
             f"{_signed_range(_means(drifting))} points of AUC on generated clicks; "
             f"{_signed_range(_means(streams))} points of GAUC on real streams, median {median(_means(streams)):+.2f}",
-            f"generated clicks: clearly ahead in {_count_ahead(drifting)} of {len(drifting)} kinds of drift; real "
-            f"streams: clearly ahead over seeds in {_count_ahead(streams)} of {len(streams)}, also over users and time "
-            f"on {_clear_streams(streams)}",
+            f"kinds of drift on generated clicks: clearly ahead in {_gains_in_words(drifting, shifting)}; real "
+            f"streams: clearly ahead over seeds in {_gains_in_words(streams, shifting)}, also over users and time on "
+            f"{_clear_streams(streams)}",
         )
     )
     noisy = [finding for finding in findings() if finding.unit == GAUC and finding.condition == LABEL_NOISE]
@@ -468,9 +476,9 @@ def switch_table() -> list[str]:
             "an event stream with label noise",
             "try it in an A/B",
             f"{_signed_range(_means(noisy))} points of GAUC with 20% label noise",
-            f"real streams, at rates chosen on the first fifth: clearly ahead over seeds in {_count_ahead(noisy)} of "
-            f"{len(noisy)}, also over users and time on {_clear_streams(noisy)}; the gain is larger than without label "
-            f"noise on {_count_larger_gains(noisy)} of them",
+            "real streams, at rates chosen on the first fifth: clearly ahead over seeds in "
+            f"{_gains_in_words(noisy, len(noisy))}, also over users and time on {_clear_streams(noisy)}; the gain is "
+            f"larger than without label noise on {_count_larger_gains(noisy)} of them",
         )
     )
     situations = {
@@ -488,7 +496,7 @@ def switch_table() -> list[str]:
     ):
         on_images, on_clicks = compare_at(adam_pairs()), compare_at(click_pairs())
         count = len(on_images) + len(on_clicks)
-        image_advice, click_advice = advise(on_images), advise(on_clicks)
+        image_advice, click_advice = advise(on_images, count), advise(on_clicks, count)
         advice = image_advice
         if image_advice != click_advice:
             advice = f"{image_advice} for images, {click_advice} for clicks"
@@ -573,10 +581,13 @@ def _stationary_click_row() -> str:
     for finding in stationary:
         noise = finding.condition.removeprefix("no drift").replace(",", " with")
         texts.append(f"{finding.study.partition(',')[0]}{noise} {format_interval(finding.difference)}")
-    significant = any(is_significant_among(finding.difference, len(stationary)) for finding in stationary)
-    uncertain = {f.study.partition(",")[0]: None for f in stationary if f.is_ahead and not significant}
+    uncertain = {
+        finding.study.partition(",")[0]: None
+        for finding in stationary
+        if finding.is_ahead and not is_significant_among(finding.difference, len(stationary))
+    }
     caveat = f"each at its own best rate{_chance_caveat(uncertain, len(stationary))}"
-    advice = "yes" if significant else "no need to"
+    advice = _advise_at_own_rates(stationary, len(stationary))
     return table_row("clicks without drift", advice, f"{', '.join(texts)} points of AUC", caveat)
 
 
@@ -589,10 +600,12 @@ def _chance_caveat(names: Iterable[str], comparisons: int) -> str:
 def switch_legend() -> list[str]:
     """Explain the recommendations of `switch_table` and how accuracy is measured."""
     return [
-        "*Yes*: clearly ahead in most cases, or significant after correction for all "
-        f"{len(adam_pairs())} comparisons on images. *Try it in an A/B*: ahead in our studies, but by a small margin, "
-        "or not clearly for other users and times. *No need to*: no gain, or one that may be due to chance. Accuracy "
-        f"is the mean over 30 epochs. {_last_epoch_under_shift()}"
+        "*Yes* and *no*: at least half of the cases are clearly ahead, or behind, after the Bonferroni correction for "
+        "all comparisons of the row, and no case is clear in the other direction, not even without correction. The "
+        f"four rows of images are corrected for {len(adam_pairs())} comparisons together. *Unclear*: fewer than half "
+        "of the cases are clear, or they contradict each other. *No need to*: no case is clear after the correction, "
+        "although each optimizer has its best rate. *Try it in an A/B*: ahead in our studies, but by a small margin, "
+        f"or not clearly for other users and times. Accuracy is the mean over 30 epochs. {_last_epoch_under_shift()}"
     ]
 
 
@@ -624,6 +637,19 @@ def _count_ahead(differences: Sequence[Finding]) -> int:
     return sum(finding.is_ahead for finding in differences)
 
 
+def _count_significant_gains(differences: Sequence[Finding], among: int) -> int:
+    """Count the gains over seeds that are significant as some of `among` comparisons."""
+    return sum(f.is_ahead and is_significant_among(f.difference, among) for f in differences)
+
+
+def _gains_in_words(differences: Sequence[Finding], among: int) -> str:
+    """Format the number of clear gains over seeds, before and after correction for `among` comparisons."""
+    return (
+        f"{_count_ahead(differences)} of {len(differences)} ({_count_significant_gains(differences, among)} after "
+        f"correction for {among} comparisons)"
+    )
+
+
 def _count_kinds(comparisons: Sequence[Comparison]) -> tuple[int, int]:
     """Count the comparisons in which the treatment is clearly ahead, and those in which it is clearly behind."""
     kinds = [comparison.kind for comparison in comparisons]
@@ -653,14 +679,30 @@ def _count_in_words(comparisons: Sequence[Comparison], among: int) -> str:
     )
 
 
-def advise(comparisons: Sequence[Comparison]) -> str:
-    """Return "yes" or "no" if most comparisons are clear in one direction and none in the other, else "unclear"."""
-    ahead, behind = _count_kinds(comparisons)
-    if 2 * ahead > len(comparisons) and not behind:
+def advise(differences: Sequence[Comparison | Finding], among: int) -> str:
+    """Recommend CAdam ("yes"), Adam ("no") or neither ("unclear") from the comparisons of one situation.
+
+    Args:
+        differences: The comparisons. A difference is positive if CAdam is better.
+        among: The number of comparisons to correct for.
+
+    Returns:
+        "yes" if at least half of the differences are significantly positive after correction and no interval lies below
+        0, even without correction; "no" if the same is true in the other direction; else "unclear".
+    """
+    clear = [each.difference for each in differences if is_significant_among(each.difference, among)]
+    ahead, behind = sum(difference.mean > 0 for difference in clear), sum(difference.mean < 0 for difference in clear)
+    if 2 * ahead >= len(differences) and all(each.difference.high >= 0 for each in differences):
         return "yes"
-    if 2 * behind > len(comparisons) and not ahead:
+    if 2 * behind >= len(differences) and all(each.difference.low <= 0 for each in differences):
         return "no"
     return "unclear"
+
+
+def _advise_at_own_rates(differences: Sequence[Comparison | Finding], among: int) -> str:
+    """Recommend as `advise` does, but say "no need to" if no difference is clear after correction."""
+    is_any_clear = any(is_significant_among(each.difference, among) for each in differences)
+    return advise(differences, among) if is_any_clear else "no need to"
 
 
 def _image_row(situation: str, label: str) -> str:
@@ -668,9 +710,7 @@ def _image_row(situation: str, label: str) -> str:
     own = {model: pair.at_own_rates for (model, condition), pair in adam_pairs().items() if condition == label}
     ahead = [model for model, comparison in own.items() if _is_ahead(comparison)]
     uncertain = [model for model in ahead if not _is_significant_on_images(own[model])]
-    advice = "yes" if len(uncertain) < len(ahead) else "no need to"
-    if any(comparison.kind == "worse" for comparison in own.values()):
-        advice = "unclear" if ahead else "no"
+    advice = _advise_at_own_rates(list(own.values()), len(adam_pairs()))
     results = ", ".join(f"{model} {format_interval(comparison.difference)}" for model, comparison in own.items())
     caveat = _chance_caveat(uncertain, len(adam_pairs()))
     return table_row(situation, advice, f"{results} points of accuracy", f"{label}, each at its own best rate{caveat}")
@@ -687,10 +727,12 @@ def masked_share() -> list[str]:
             optimizer="CAdam", condition=str(image_rates.CONDITIONS[name]), lr=pair.treatment.best()
         )
         shares += [100 * (1 - aligned) for aligned in runs.metric("alignment").values()]
+    low, high = _means(compare_below(adam_pairs())), _means(compare_above(adam_pairs()))
     return [
-        f"At its best rate CAdam masks {_range(shares, 0)}% of all elements in an average step. On images it is behind "
-        "Adam at low learning rates and ahead at high ones. A comparison at one rate for both therefore says as much "
-        "about the rate as about the optimizers."
+        f"At its best rate CAdam masks {_range(shares, 0)}% of all elements in an average step. On images its mean is "
+        f"below Adam's in {sum(mean < 0 for mean in low)} of {len(low)} cases at the next rate below Adam's best, and "
+        f"above it in {sum(mean > 0 for mean in high)} of {len(high)} at about three times Adam's best. A comparison "
+        "at one rate for both therefore says as much about the rate as about the optimizers."
     ]
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from cadam.ab.report import figures, palette
 
 from . import masking_page, mechanism
+from .continual import page as continual
 from .evidence import (
     CLICK_CURVES,
     click_pairs,
@@ -26,6 +27,10 @@ from .published import ROOT
 
 def _masking_numbers() -> list[str]:
     return [*masking_page.answer(), *masking_page.harm_table()]
+
+
+def _continual_numbers() -> list[str]:
+    return [*continual.answer(), *continual.result_table()]
 
 
 LONG_NUMBER = re.compile(r"\d+\.\d{9,}(?:e[+-]?\d+)?")
@@ -45,6 +50,8 @@ FIGURES: Mapping[str, Picture] = {
     "docs/img/mechanism.svg": (mechanism.figure, mechanism.numbers),
     "docs/img/masking-pays.svg": (partial(masking_page.figure, masking_page.PAYS), _masking_numbers),
     "docs/img/masking-costs.svg": (partial(masking_page.figure, masking_page.COSTS), masking_page.row_table),
+    "docs/img/continual.svg": (partial(continual.figure, continual.BY_TASK), _continual_numbers),
+    "docs/img/continual-rates.svg": (partial(continual.figure, continual.BY_RATE), _continual_numbers),
     "docs/img/language-models.svg": (language_models.rate_figure, language_models.result_table),
     **{
         f"docs/img/evidence-{file}.svg": (partial(rate_figure, name), partial(image_pair_numbers, name))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from cadam.statistics.comparison import Comparison, sign
 
 from .archive_names import LABEL_NOISE
+from .continual import page as continual
+from .continual.study import BASELINE
 from .evidence import FIRST_FIFTH, GAUC, adam_pairs, findings
 from .judged_streams import verdicts
 from .language_models import page as language_models
@@ -19,6 +21,15 @@ def _gain(comparison: Comparison) -> str:
     return f"{comparison.difference.mean:+.2f}{'' if sign(comparison.difference) else ' (undecided)'}"
 
 
+def _continual_gains(arm: str, other: str) -> str:
+    """Format the differences of two arms under all conditions, and whether they are clear after correction."""
+    differences = continual.differences(arm, other)
+    clear = continual.clear_names(differences)
+    verdict = {len(differences): "clear", 0: "not clear"}.get(len(clear), f"clear with {' and '.join(clear)}")
+    shown = " and ".join(f"{difference.mean:+.2f}" for difference in differences.values())
+    return f"{shown} ({verdict} after correction)"
+
+
 def table() -> list[str]:
     """Return the advice by situation, with what CAdam gained there and the learning rate to try first."""
     changing, mixed, end = (
@@ -27,17 +38,18 @@ def table() -> list[str]:
     )
     items = verdicts()["turnover"]["pairs"][0]
     noisy = [
-        finding.difference.mean
+        finding
         for finding in findings()
         if finding.unit == GAUC and finding.rates == FIRST_FIFTH and finding.condition == LABEL_NOISE
     ]
+    gains = [finding.difference.mean for finding in noisy]
     images = [pair.at_own_rates.difference.mean for (_, label), pair in adam_pairs().items() if label == NOISY_IMAGES]
     triple = "Adam's, then three times that"
     return [
         *table_header("you train", "advice", "CAdam minus Adam", "learning rate to try first"),
         table_row(
             "a [language model](language_models.md)",
-            "try CAdamW if the text changes, or if it matters how fast the loss falls",
+            "try CAdamW if the text changes and the loss during training counts; else no gain is clear",
             f"bits per byte over the pass (lower is better): {changing} if domains follow each other, {mixed} if they "
             f"are mixed; on held-out text after the mixed pass {end}",
             "AdamW's, then twice that",
@@ -52,7 +64,8 @@ def table() -> list[str]:
         table_row(
             "on events with noisy labels",
             "run `cadam ab` on your events",
-            f"{min(noisy):+.2f} to {max(noisy):+.2f} points of GAUC on {len(noisy)} real streams with 20% label noise",
+            f"{min(gains):+.2f} to {max(gains):+.2f} points of GAUC on {len(noisy)} real streams with 20% label noise, "
+            f"clear over seeds, users and time on {sum(finding.kind == 'better' for finding in noisy)}",
             triple,
         ),
         table_row(
@@ -60,5 +73,12 @@ def table() -> list[str]:
             "no need to switch",
             f"{min(images):+.2f} to {max(images):+.2f} points of accuracy with 40% label noise, which may be chance",
             triple,
+        ),
+        table_row(
+            "one network on [many tasks in turn](continual.md)",
+            "use L2 toward the initial weights first, which gains more; then try CAdam with it",
+            f"{_continual_gains(continual.TREATMENT, BASELINE)} points of accuracy on 100 tasks; with L2 on "
+            f"both {_continual_gains(continual.PENALIZED_TREATMENT, continual.PENALIZED)}",
+            "Adam's, then two and four times that",
         ),
     ]

@@ -33,8 +33,10 @@ from . import (
     guide,
     judged_streams,
     masking_page,
+    recorded_tables,
     stream_tables,
 )
+from .continual import page as continual
 from .ctr import study as click_study
 from .harness.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 from .images import study
@@ -214,6 +216,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "language-models-answer": language_models.answer,
     "language-models": language_models.result_table,
     "language-models-speedup": language_models.speedup_table,
+    "continual-answer": continual.answer,
+    "continual": continual.result_table,
     "masking-answer": masking_page.answer,
     "masking": masking_page.harm_table,
     "masking-rows": masking_page.row_table,
@@ -239,12 +243,16 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-explanations": evidence.rates_of_paper_margins,
     "evidence-findings": evidence.finding_table,
     "evidence-controls": controls.table,
+    "evidence-controls-answer": controls.answer,
     "evidence-claims": claims.table,
     "claims-count": claims.count_verdicts,
     "evidence-costs": evidence.cost_table,
     "images-cost": lambda: evidence.study_cost("images"),
     "clicks-cost": lambda: evidence.study_cost("ctr"),
     "language-models-cost": lambda: evidence.study_cost("language-models"),
+    "continual-cost": lambda: evidence.study_cost("continual"),
+    "masking-tables": recorded_tables.confidence_for_tables,
+    "streams-defaults": recorded_tables.defaults,
     "masking-cost": lambda: evidence.study_cost("masking"),
     "streams-cost": lambda: evidence.study_cost(",".join(f"ab-{name}" for name in stream_tables.STREAMS)),
     "commands": commands_page.commands,
@@ -257,6 +265,7 @@ PAGES = (
     "docs/images.md",
     "docs/ctr.md",
     "docs/language_models.md",
+    "docs/continual.md",
     "docs/mechanism.md",
     "docs/evidence.md",
     "docs/rates.md",

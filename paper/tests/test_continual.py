@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cadam_paper.continual import runs, study, tasks
+from cadam_paper.continual import page, runs, study, tasks
 from cadam_paper.continual.arms import ARMS
 from cadam_paper.harness.measured_runs import current_provenance
 from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam_paper.published import format_interval, is_significant_among, load
 
 SHAPE = {"tasks": 5, "steps": 6, "batch": 4, "images": 30, "pixels": 12, "classes": 3}
 SETTINGS = {"device": "cpu", "hidden": 32, "tasks": 3, "steps": 20, "batch": 16, "precision": "float32"}
@@ -125,3 +126,30 @@ def test_grids_are_extended_and_every_arm_is_compared_with_adam() -> None:
     assert all(f"{c}, all tasks: {arm}" in labels for c in tasks.CONDITIONS for arm in ARMS if arm != "Adam")
     assert not summary.warnings
     assert len(study.figures(computed)) == 2
+
+
+@pytest.mark.parametrize("condition", tasks.CONDITIONS)
+def test_the_page_compares_the_archived_runs_and_no_best_rate_is_at_an_end(condition: str) -> None:
+    runs_of = load(page.NAME).results.where(condition=condition)
+    for arm in ARMS:
+        assert not page.curve(condition, arm, "accuracy").best_is_at_an_end
+        best = page.curve(condition, arm, "accuracy").best()
+        at_best = runs_of.where(optimizer=arm, lr=best)
+        tenths = at_best.curve("accuracy").reshape(len(at_best), 10, -1).mean(axis=2)
+        assert page.decline(condition, arm).mean == pytest.approx((tenths[:, -1] - tenths[:, 0]).mean(), abs=1e-3)
+
+
+def test_the_page_says_after_correction_which_differences_are_clear() -> None:
+    text = "\n".join(page.answer())
+    for arm, other, start in (
+        (page.TREATMENT, study.BASELINE, "- **CAdam minus Adam**"),
+        (page.PENALIZED_TREATMENT, page.PENALIZED, "- **The same with"),
+    ):
+        compared = page.differences(arm, other)
+        (sentence,) = [each for each in text.splitlines() if each.startswith(start)]
+        clear = [is_significant_among(each, page.MAIN_COMPARISONS) for each in compared.values()]
+        assert ("both are clear" in sentence) == all(clear)
+        assert ("neither is clear" in sentence) == (not any(clear))
+        assert all(format_interval(each) in sentence for each in compared.values())
+    assert f"these {page.MAIN_COMPARISONS} comparisons" in text
+    assert page.MAIN_COMPARISONS == sum(line.count(" with permuted ") for line in page.answer()[2:6]) == 8

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from cadam_paper import controls, evidence, guide, masking_page
+import pytest
+
+from cadam.statistics.comparison import Better
+from cadam.statistics.intervals import Interval
+from cadam_paper import controls, evidence, guide, masking_page, published
 from cadam_paper.masking import RATES
 
 
@@ -21,13 +25,42 @@ def test_the_page_on_the_mechanism_has_every_task_and_rate() -> None:
     assert len(masking_page.answer()) == 5
 
 
-def test_the_first_table_of_the_evidence_page_answers_four_situations() -> None:
+def test_the_first_table_of_the_evidence_page_answers_five_situations() -> None:
     rows = guide.table()[2:]
-    assert len(rows) == 4
-    for row, subject in zip(rows, ("language model", "new items every day", "events", "images"), strict=True):
+    subjects = ("language model", "new items every day", "events", "images", "many tasks in turn")
+    for row, subject in zip(rows, subjects, strict=True):
         assert subject in row
         assert row.count("|") == 5
         assert "then" in row.split("|")[4], "the learning rate to try first"
+
+
+def line(better: Better, **differences: float) -> controls.Line:
+    """A study of ten seeds whose intervals have a half-width of 1."""
+    intervals = {arm: Interval(mean, mean - 1, mean + 1, 10) for arm, mean in differences.items()}
+    against = {arm: interval for arm, interval in intervals.items() if arm != controls.CADAM}
+    return controls.Line("study", "unit", 0.0, intervals, against, better)
+
+
+def test_clear_differences_are_counted_by_direction_before_and_after_correction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    studies = [line("higher", CAdam=9, cautious=1.1), line("lower", CAdam=9, cautious=-9), line("lower", CAdam=0.5)]
+    monkeypatch.setattr(controls, "lines", lambda: studies)
+    _, _, _, _, cadam, cautious, *_ = controls.answer()
+    assert cadam == "| CAdam | 2 | 1 (1) | 1 (1) |  |  |", "the third study has no control arm"
+    assert cautious == "| cautious | 2 | 1 (2) | 0 (0) | 1 (2) | 0 (0) |"
+
+
+def test_every_published_control_arm_is_counted() -> None:
+    studies = [each for each in controls.lines() if each.from_controls]
+    rows = [row.split(" | ") for row in controls.answer()[4:]]
+    assert controls.answer()[0].startswith(f"{len(studies)} studies ")
+    for row, arm in zip(rows, controls.ARMS, strict=True):
+        assert int(row[1]) == sum(arm in each.differences for each in studies)
+        bold = sum(
+            "**" in published.format_interval(each.differences[arm]) for each in studies if arm in each.differences
+        )
+        assert sum(int(cell.partition("(")[2].rstrip(")")) for cell in row[2:4]) == bold
 
 
 def test_a_study_names_its_runs_and_cost() -> None:

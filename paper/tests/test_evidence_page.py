@@ -181,14 +181,20 @@ def test_the_fingerprint_of_a_figure_covers_all_learning_rates() -> None:
     assert evidence.pair_numbers({"a": other}) != before
 
 
-def test_advice_needs_most_comparisons_and_none_against() -> None:
+def test_advice_needs_half_of_the_comparisons_after_correction_and_none_against() -> None:
     def found(*gaps: float) -> Comparison:
         return compare(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0), names=("CAdam", "Adam"), better="higher")
 
-    ahead, behind, unclear = found(1, 1.1, 0.9), found(-1, -1.1, -0.9), found(-1, 0, 1)
-    assert evidence.advise([ahead, ahead, unclear]) == "yes"
-    assert evidence.advise([behind, behind, unclear]) == "no"
-    assert evidence.advise([ahead, unclear]) == evidence.advise([ahead, ahead, behind]) == "unclear"
+    ahead, behind, unclear = found(1, 1.01, 0.99), found(-1, -1.01, -0.99), found(-1, 0, 1)
+    assert evidence.advise([ahead, unclear], 13) == "yes"
+    assert evidence.advise([behind, unclear], 13) == "no"
+    assert evidence.advise([ahead, unclear, unclear], 13) == evidence.advise([ahead, ahead, behind], 13) == "unclear"
+    barely, barely_behind = found(1, 1.4, 0.6), found(-1, -1.4, -0.6)
+    assert barely.kind == "better"
+    assert barely_behind.kind == "worse"
+    assert evidence.advise([barely, barely], 1) == "yes"
+    assert evidence.advise([barely, barely], 13) == "unclear", "not clear after correction"
+    assert evidence.advise([ahead, barely_behind], 13) == "unclear", "one is behind without correction"
 
 
 def test_counts_are_corrected_for_the_number_of_comparisons() -> None:
@@ -200,3 +206,17 @@ def test_counts_are_corrected_for_the_number_of_comparisons() -> None:
     assert barely.kind == "better"
     assert evidence.count_significant([sure, barely], among=1) == (2, 0)
     assert evidence.count_significant([sure, barely], among=13) == (1, 0)
+
+
+def test_the_advice_on_learning_rates_follows_from_the_corrected_counts() -> None:
+    rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1] for line in evidence.switch_table()}
+    for situation, compare_at in (
+        ("a learning rate that may be too high and cannot be tuned", evidence.compare_above),
+        ("a learning rate that may be too low", evidence.compare_below),
+    ):
+        groups = {"images": compare_at(evidence.adam_pairs()), "clicks": compare_at(evidence.click_pairs())}
+        count = sum(map(len, groups.values()))
+        for name, comparisons in groups.items():
+            ahead, behind = evidence.count_significant(comparisons, count)
+            expected = "yes" if 2 * ahead >= len(comparisons) else "no" if 2 * behind >= len(comparisons) else "unclear"
+            assert f"{expected} for {name}" in rows[situation]

@@ -17,6 +17,7 @@ from cadam_paper.language_models import corpus, optimizers, page, runs, stream, 
 from cadam_paper.language_models.corpus import Corpus, CorpusError
 from cadam_paper.language_models.model import GPT, SIZES
 from cadam_paper.language_models.optimizers import ARMS, MaskedAdamW
+from cadam_paper.language_models.study import BASELINE
 from cadam_paper.language_models.train import Run, Task, learning_rates
 
 TEXT = Corpus.of("test", {"a": bytes(range(100)) * 40, "b": bytes(range(100, 200)) * 20})
@@ -275,3 +276,17 @@ def test_the_page_names_every_arm_and_the_conclusion_of_the_comparison(monkeypat
 
 def test_a_speedup_that_no_seed_shows_is_named() -> None:
     assert page._format_speedups([1.5, 0.0, 1.25]) == "not reached, 1.25, 1.50"
+
+
+def test_a_dagger_marks_best_rates_at_an_end_and_the_main_comparisons_have_none() -> None:
+    arms_first = [BASELINE, *(arm for arm in ARMS if arm != BASELINE)]
+    rows = iter(page.result_table()[2:])
+    for name in page.CONDITIONS:
+        for arm in arms_first:
+            cells = next(rows).strip("| ").split(" | ")
+            assert cells[1] == arm
+            for cell, metric in zip(cells[3:], study.METRICS, strict=True):
+                curves = page.curves(name, metric)
+                is_at_an_end = curves[arm].best_is_at_an_end or curves[BASELINE].best_is_at_an_end
+                assert cell.endswith(page.AT_AN_END) == is_at_an_end
+                assert metric != "loss" or not is_at_an_end

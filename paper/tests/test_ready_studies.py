@@ -12,6 +12,8 @@ import pytest
 
 from cadam_paper import catalog
 from cadam_paper.harness.results import Results, RunSpec
+from cadam_paper.published import is_complete
+from cadam_paper.stream_tables import STREAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
 RUNS = {
@@ -27,6 +29,8 @@ RUNS = {
     "continual-small": 168,
 }
 """The number of runs at full scale before a grid is extended."""
+PUBLISHED = ("continual-small",)
+"""The studies of `RUNS` that were run and have a page of their own."""
 
 
 def specs(name: str, scale: Any) -> list[RunSpec]:
@@ -35,10 +39,17 @@ def specs(name: str, scale: Any) -> list[RunSpec]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_study_has_its_runs_and_a_command_on_the_page(name: str) -> None:
+def test_a_study_has_its_runs_and_a_command_on_the_page_unless_it_was_run(name: str) -> None:
     assert len(set(specs(name, "full"))) == RUNS[name]
     section = PAGE.read_text().partition("## Ready and not run")[2].partition("\n## ")[0]
-    assert re.search(rf"cadam reproduce .*{name}\b.* --full", section)
+    is_listed = re.search(rf"cadam reproduce .*{name}(?![\w-]).* --full", section) is not None
+    assert is_listed == (not is_complete(name)) == (name not in PUBLISHED)
+
+
+@pytest.mark.parametrize("name", [f"rates-{stream}-controls" for stream in STREAMS])
+def test_the_control_arms_of_a_stream_are_either_published_or_listed_as_ready(name: str) -> None:
+    section = PAGE.read_text().partition("## Ready and not run")[2].partition("\n## ")[0]
+    assert (f"cadam reproduce {name} --full" in section) != is_complete(name)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("lm-")])

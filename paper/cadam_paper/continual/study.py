@@ -120,31 +120,32 @@ def summary(results: Results) -> Summary:
 
 def figures(results: Results) -> Mapping[str, Figure]:
     """Draw the accuracy over learning rates, and accuracy and inactive units over the tasks at the best rates."""
-    by_rate, rate_axes = panels(1, 2, 10, 4.2)
-    by_task, task_axes = panels(2, 2, 10, 6.4, sharex=True)
+    by_rate, rate_axes = panels(1, 2, 10, 4.6)
+    by_task, task_axes = panels(2, 2, 10, 6.8, sharex=True)
     for column, condition in enumerate(CONDITIONS):
         of_condition = results.where(condition=condition)
         curves = {arm: _curve(of_condition, arm, "accuracy") for arm in ARMS}
         draw(rate_axes[0, column], {COLORS[arm]: curve for arm, curve in curves.items()})
+        rates = sorted({rate for curve in curves.values() for rate in curve.rates})
+        rate_axes[0, column].minorticks_off()
+        rate_axes[0, column].set_xticks(rates, [f"{rate:g}" for rate in rates])
         rate_axes[0, column].set(title=condition, xlabel="learning rate", ylabel="accuracy over all tasks, %")
         for arm, curve in curves.items():
             at_best = of_condition.where(optimizer=arm, lr=curve.best())
             for row, (name, factor) in enumerate((("accuracy", 1), ("inactive", 100))):
                 values = factor * at_best.curve(name).astype(float).mean(0)
-                window = max(1, len(values) // 40)
+                window = max(1, len(values) // 10)
                 smooth = np.convolve(values, np.full(window, 1 / window), mode="valid")
                 progress = np.arange(len(smooth)) + (window + 1) / 2
-                label = f"{arm}, {curve.best():g}"
-                task_axes[row, column].plot(progress, smooth, color=COLORS[arm], lw=1.3, label=label)
+                task_axes[row, column].plot(progress, smooth, color=COLORS[arm], lw=1.5, label=arm)
         task_axes[0, column].set(title=condition, ylabel="accuracy, %")
         task_axes[1, column].set(xlabel="task", ylabel="hidden units that are always 0, %")
-    rate_axes[0, 0].legend(fontsize=7)
-    for panel in task_axes[0]:
-        panel.legend(fontsize=6)
+    for figure, axes in ((by_rate, rate_axes), (by_task, task_axes)):
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return {
         "Accuracy by learning rate, with 95% intervals over seeds; a ring marks the best rate.": by_rate,
         "Accuracy and share of inactive hidden units over the tasks, each arm at its best learning rate; mean over "
-        "seeds, smoothed over neighboring tasks.": by_task,
+        "seeds, moving average over a tenth of the tasks.": by_task,
     }
 
 

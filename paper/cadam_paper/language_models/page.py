@@ -23,6 +23,8 @@ CONDITIONS = {
     "lm-noise": "domains mixed, 20% of targets random",
 }
 """The published experiments, and what they say about the text."""
+AT_AN_END = "†"
+"""Marks a value whose learning rate is at an end of the grid."""
 SPEEDUP_CONDITIONS = ("lm-mixed", "lm-cosine")
 """The experiments whose loss falls steadily, so that steps to the same loss can be compared."""
 
@@ -40,17 +42,24 @@ def comparisons(name: str, metric: str) -> dict[str, Comparison]:
 
 
 def result_table() -> list[str]:
-    """Return the table of all arms: best learning rate, bits per byte, and the difference from AdamW."""
+    """Return the table of all arms: best learning rate, bits per byte, and the difference from AdamW.
+
+    A dagger marks a value whose best learning rate is at an end of the grid, or that is compared with such a value.
+    """
     lines = table_header("text", "optimizer", "best rate", *(f"{text}, minus AdamW" for text in METRICS.values()))
     for name, condition in CONDITIONS.items():
         by_metric = {metric: comparisons(name, metric) for metric in METRICS}
         for arm, curve in curves(name, "loss").items():
-            cells = [
-                f"{curves(name, metric)[arm].at(curves(name, metric)[arm].best()).mean:.2f}"
-                if arm == BASELINE
-                else format_interval(by_metric[metric][arm].difference)
-                for metric in METRICS
-            ]
+            cells = []
+            for metric in METRICS:
+                of_arm, of_baseline = (curves(name, metric)[each] for each in (arm, BASELINE))
+                value = (
+                    f"{of_arm.at(of_arm.best()).mean:.2f}"
+                    if arm == BASELINE
+                    else format_interval(by_metric[metric][arm].difference)
+                )
+                is_uncertain = of_arm.best_is_at_an_end or of_baseline.best_is_at_an_end
+                cells.append(f"{value} {AT_AN_END}" if is_uncertain else value)
             lines.append(table_row(condition, arm, format_rate(curve.best()), *cells))
     return lines
 

@@ -56,7 +56,7 @@ def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
         The module and the function.
 
     Raises:
-        UsageError: if the file or the function does not exist.
+        UsageError: if the file or the function does not exist, or if the file cannot be parsed.
     """
     file, _, name = location.rpartition(":")
     path = Path(file)
@@ -71,7 +71,10 @@ def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
     sys.path.insert(0, str(path.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{file} has no function {name!r}")
@@ -82,9 +85,12 @@ def build_from_function(location: str, function: Callable[[], Any], schema: Sche
     """Build a model with a user's function, and check that it accepts the features of the schema.
 
     Raises:
-        UsageError: if the function does not return a torch.nn.Module.
+        UsageError: if the function fails, or does not return a torch.nn.Module.
     """
-    model = function()
+    try:
+        model = function()
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{location} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{location} returned a {type(model).__name__}, not a torch.nn.Module")
     check_arguments(model, schema, location)
