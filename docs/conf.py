@@ -79,19 +79,26 @@ OPTIONS = re.compile(r'<span class="pre">(--?[a-z][a-z-]{1,20})</span>')
 def _finish_page(
     app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let links to reports, results and examples open them, and keep options and the numbers of tables in one line."""
+    """Let links to reports, results and examples open them, and break lines at good places.
+
+    Options and the numbers of tables stay in one line. In tables, long names of code may break after their parts.
+    """
     body = context.get("body", "").replace(' download=""', "")
     body = OPTIONS.sub(r'<span class="pre number">\1</span>', body)
     context["body"] = re.sub(
-        r"<td>.*?</td>", _keep_numbers, body, flags=re.DOTALL
+        r"<td>.*?</td>", _break_lines, body, flags=re.DOTALL
     )
 
 
-def _keep_numbers(cell: re.Match[str]) -> str:
-    def mark(text: re.Match[str]) -> str:
+def _break_lines(cell: re.Match[str]) -> str:
+    def mark_numbers(text: re.Match[str]) -> str:
         return NUMBERS.sub(r'<span class="number">\g<0></span>', text[0])
 
-    return re.sub(r"(?<=>)[^<>]+(?=<)", mark, cell[0])
+    def break_name(name: re.Match[str]) -> str:
+        return re.sub(r"(?<=[_.,=/])(?=\w)", "<wbr>", name[0])
+
+    text = re.sub(r"(?<=>)[^<>]+(?=<)", mark_numbers, cell[0])
+    return re.sub(r'(?<=<span class="pre">)[^<]{13,}', break_name, text)
 
 
 def _from_the_root(
