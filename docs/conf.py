@@ -12,6 +12,7 @@ from myst_parser.parsers.sphinx_ import MystParser
 
 project, author = "cadam", "the cadam authors"
 html_title, html_theme = "cadam", "furo"
+pygments_dark_style = "github-dark"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
@@ -71,30 +72,41 @@ NUMBERS = re.compile(
 )
 """Numbers that a browser would break at their sign, and intervals."""
 
+OPTIONS = re.compile(r'<span class="pre">(--?[a-z][a-z-]{1,20})</span>')
+"""Options of commands, which a browser would break at their dashes."""
+
 
 def _finish_page(
     app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let links to reports, results and examples open them, and keep the numbers of tables in one line."""
+    """Let links to reports, results and examples open them, and break lines at good places.
+
+    Options and the numbers of tables stay in one line. In tables, long names of code may break after their parts.
+    """
     body = context.get("body", "").replace(' download=""', "")
+    body = OPTIONS.sub(r'<span class="pre number">\1</span>', body)
     context["body"] = re.sub(
-        r"<td>.*?</td>", _keep_numbers, body, flags=re.DOTALL
+        r"<td>.*?</td>", _break_lines, body, flags=re.DOTALL
     )
 
 
-def _keep_numbers(cell: re.Match[str]) -> str:
-    def mark(text: re.Match[str]) -> str:
+def _break_lines(cell: re.Match[str]) -> str:
+    def mark_numbers(text: re.Match[str]) -> str:
         return NUMBERS.sub(r'<span class="number">\g<0></span>', text[0])
 
-    return re.sub(r"(?<=>)[^<>]+(?=<)", mark, cell[0])
+    def break_name(name: re.Match[str]) -> str:
+        return re.sub(r"(?<=[_.,=/])(?=\w)", "<wbr>", name[0])
+
+    text = re.sub(r"(?<=>)[^<>]+(?=<)", mark_numbers, cell[0])
+    return re.sub(r'(?<=<span class="pre">)[^<]{13,}', break_name, text)
 
 
 def _from_the_root(
     app: Any, path: Path, parent: str, content: list[str]
 ) -> None:
-    """README and CONTRIBUTING are pages here: links between files of the root lead to them."""
+    """Lead links of README and CONTRIBUTING to their pages, and drop comments, which would end a list."""
     content[0] = (
-        content[0]
+        re.sub(r"^<!-- .* -->\n", "", content[0], flags=re.MULTILINE)
         .replace("](CONTRIBUTING.md", "](docs/contributing.md")
         .replace("](CITATION", "](../CITATION")
     )

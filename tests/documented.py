@@ -6,7 +6,7 @@ A comment before a block changes how it is run:
     <!-- tested in: tests/keras/test_keras.py --> another test runs the block
     <!-- slow: a minute of computing -->          the block is run only with -m slow
     <!-- needs: clicks.csv -->                    the file of docs/your_data.md is written before the block is run
-    <!-- file: model.py -->                       the block is saved under this name, and run
+    <!-- file: model.py -->                       the block is saved under this name, and run unless it is skipped
     <!-- folder: repository -->                   the block is run in the clone
 
 As a program it runs the blocks of one page: ``python tests/documented.py PAGE [slow]``.
@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LANGUAGES = ("python", "sh")
 MARKS = ("skip", "tested in", "slow", "needs", "file", "folder")
-_BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
 _INLINE = re.compile(r"`[^`]*`")
 
@@ -121,7 +121,11 @@ def main(page: Path, slow: bool) -> int:
     import torch  # noqa: F401
 
     _shims(Path("bin"))
-    chosen = [b for b in blocks(page) if b.skip_reason is None and (slow or "slow" not in b.marks)]
+    chosen = [
+        block
+        for block in blocks(page)
+        if (block.skip_reason is None or "file" in block.marks) and (slow or "slow" not in block.marks)
+    ]
     if page.suffix == ".ipynb":
         chosen = [Block(page, 1, "python", "\n\n".join(block.code for block in chosen))]
     for block in chosen:
@@ -129,6 +133,8 @@ def main(page: Path, slow: bool) -> int:
             _fork(next(b.code for b in blocks(ROOT / "docs" / "your_data.md") if b.language == "python"))
         if "file" in block.marks:
             Path(block.marks["file"]).write_text(block.code)
+        if block.skip_reason is not None:
+            continue
         folder = ROOT if block.marks.get("folder") == "repository" else Path.cwd()
         if block.language == "python":
             code = _fork(block.code)

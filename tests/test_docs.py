@@ -60,14 +60,21 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     """Marks decide whether a block is a file, skipped or slow. The error names a block that fails."""
     page = tmp_path / "page.md"
     page.write_text(
-        "<!-- file: made.py -->\n```python\nx = 1\n```\n\n<!-- skip: no -->\n```sh\nfalse\n```\n\n"
+        "<!-- file: made.py -->\n<!-- skip: the next block imports it -->\n```python\nx = 1\nprint(__file__)\n```\n\n"
+        "<!-- skip: no -->\n```sh\nfalse\n```\n\n"
         "<!-- slow -->\n```sh\npython -c 'import made, sys; sys.exit(made.x)'\n```\n"
     )
     assert run(page, tmp_path, slow=False).returncode == 0
     done = run(page, tmp_path, slow=True)
     assert done.returncode == 1
-    assert "page.md:12 ended with 1" in done.stderr
+    assert "page.md:14 ended with 1" in done.stderr
     assert blocks(page)[1].skip_reason == "no"
+
+
+def test_a_block_after_a_directive_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```{warning}\nA sentence.\n```\n\n<!-- slow -->\n```python\nx = 1\n```\n")
+    assert [(block.code, block.marks) for block in blocks(page)] == [("x = 1\n", {"slow": ""})]
 
 
 def test_prose_of_a_page_is_its_text_without_code_and_tables(tmp_path: Path) -> None:

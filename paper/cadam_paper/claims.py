@@ -57,10 +57,11 @@ def _counts() -> dict[str, int]:
 def readme_line() -> list[str]:
     """Return the item of the README about the paper, with the number of claims that were confirmed."""
     counts = _counts()
+    open_count = sum(counts[kind] for kind in (UNDECIDED, PRIVATE, NO_CLAIM))
     return [
-        f"- **The paper:** [every figure and table](docs/paper.md); of {sum(counts.values())} "
-        f"[statements](docs/claims.md), {counts[CONFIRMED]} are confirmed, {counts[PARTLY]} partly, "
-        f"{counts[REFUTED]} not"
+        "- **The paper:** [every figure and table](docs/paper.md); "
+        f"{sum(counts.values())} [statements](docs/claims.md): {counts[CONFIRMED]} confirmed, "
+        f"{counts[PARTLY]} partly, {counts[REFUTED]} not, {open_count} open"
     ]
 
 

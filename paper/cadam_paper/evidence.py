@@ -544,8 +544,8 @@ def switch_summary() -> list[str]:
         table_row(
             "a language model on changing text",
             "try it if the loss during training counts",
-            f"loss {-text.difference.mean:.2f} bits per byte lower, as with cautious AdamW",
-            "clear for one small model; not after training or on mixed text",
+            f"loss {-text.difference.mean:.2f} bits per byte lower; cautious AdamW gains as much",
+            "clear for one small model; not for the final loss or mixed text",
         ),
         table_row(
             "an event stream that drifts",
@@ -557,7 +557,7 @@ def switch_summary() -> list[str]:
             "images or clicks without shift",
             "keep Adam",
             f"accuracy or AUC {_signed_range(_means(tuned_steady))} points",
-            f"clear in {clear_steady} of {len(tuned_steady)} cases, also with label noise",
+            f"clear in {clear_steady} of {len(tuned_steady)} cases, label noise included",
         ),
         table_row(
             "a learning rate that is too high",
@@ -657,14 +657,13 @@ def _count_kinds(comparisons: Sequence[Comparison]) -> tuple[int, int]:
 
 
 def _count_improved(comparisons: Sequence[Comparison]) -> str:
-    """Count the comparisons in which the treatment is better, or worse if that is more frequent, and the clear ones."""
-    counts = {"better": 1, "worse": -1}
-    means, clear = _means(comparisons), count_significant(comparisons, len(comparisons))
-    totals = {word: sum(sign * mean > 0 for mean in means) for word, sign in counts.items()}
-    words = sorted(totals, key=lambda word: totals[word], reverse=True)
-    clear_counts = dict(zip(counts, clear, strict=True))
-    text = f"{words[0]} in {totals[words[0]]} of {len(means)} cases, clearly in {clear_counts[words[0]]}"
-    return text + (f"; clearly {words[1]} in {clear_counts[words[1]]}" if clear_counts[words[1]] else "")
+    """Count the comparisons in which the treatment is better, or worse if these are more, and the clear ones."""
+    means, (ahead, behind) = _means(comparisons), count_significant(comparisons, len(comparisons))
+    better, worse = (sum(sign * mean > 0 for mean in means) for sign in (1, -1))
+    sides = sorted([(better, "better", ahead), (worse, "worse", behind)], reverse=True)
+    (count, word, clear), (_, other, other_clear) = sides
+    text = f"{word} in {count} of {len(means)} cases, clearly in {clear}"
+    return text + (f"; clearly {other} in {other_clear}" if other_clear else "")
 
 
 def count_significant(comparisons: Sequence[Comparison], among: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The image files of the documentation. `pages` draws a file again if its numbers have changed."""
+"""The image files of the documentation. `pages` draws a file again if its numbers or labels have changed."""
 
 from __future__ import annotations
 
@@ -64,18 +64,37 @@ FIGURES: Mapping[str, Picture] = {
 """The image files of the documentation: the function that draws each, and the function that lists its numbers."""
 
 
+def labels(image: str) -> list[str]:
+    """Return the texts of an SVG image that contain letters, in alphabetical order.
+
+    Numbers at the ticks of an axis are left out: the fingerprint covers the numbers of a figure.
+    """
+    return sorted(text for text in re.findall(r"<text\b[^>]*>([^<]*)", image) if re.search("[A-Za-z]", text))
+
+
 def is_current(path: str) -> bool:
-    """Whether a figure was drawn from the numbers that the archive contains now."""
-    file, numbers = ROOT / path, FIGURES[path][1]
-    return file.exists() and fingerprint(numbers()).encode() in file.read_bytes()
+    """Whether a figure was drawn from the numbers that the archive contains now, and with the labels of now."""
+    file = ROOT / path
+    if not file.exists():
+        return False
+    image = file.read_text("utf-8")
+    return fingerprint(FIGURES[path][1]()) in image and labels(image) == labels(_image(path))
 
 
 def draw(path: str) -> None:
     """Draw a figure of the documentation and write its file."""
+    (ROOT / path).write_text(_image(path), "utf-8")
+
+
+def _image(path: str) -> str:
+    """Return the SVG image of a figure, with its fingerprint."""
     import matplotlib
+    from matplotlib import pyplot
 
     draw_figure, numbers = FIGURES[path]
     with matplotlib.rc_context(palette.STYLE):
         figure, source = draw_figure(), fingerprint(numbers())
         style = f"<style>{palette.color_css()}</style><!-- {source} -->"
-        (ROOT / path).write_text(figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n")
+        image = figures.svg(figure, "figure", "").replace("><", f">{style}<", 1) + "\n"
+    pyplot.close(figure)
+    return image

@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if figure_files.is_current(figure):
             continue
         if check:
-            print(f"{figure}: its numbers differ from the archive; run `make docs`", file=sys.stderr)
+            print(f"{figure}: its numbers or labels have changed; run `make docs`", file=sys.stderr)
             code = 1
         else:
             figure_files.draw(figure)

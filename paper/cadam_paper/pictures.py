@@ -251,7 +251,7 @@ def verdict_card() -> Figure:
     known = {name: interval for name, interval in intervals.items() if interval is not None}
     reach = max(abs(end) for interval in known.values() for end in (interval["low"], interval["high"]))
     scale, middle = 11 / reach, 26
-    panel.plot([middle, middle], [1.8, 11.6], color=palette.MUTED, lw=1)
+    panel.plot([middle, middle], [2.2, 11.6], color=palette.MUTED, lw=1)
     for row, (name, interval) in enumerate(known.items()):
         y = 10.2 - 3.5 * row
         low, mean, high = (middle + scale * interval[end] for end in ("low", "mean", "high"))
@@ -260,9 +260,9 @@ def verdict_card() -> Figure:
         panel.plot([mean], [y], "o", color=color, ms=6)
         label = f"{interval['mean']:+.2f}% ({interval['low']:+.2f} to {interval['high']:+.2f})"
         panel.text(30, y, label, va="center", fontsize=9.5, color=palette.INK)
-    unit = "log loss with 95% interval; left of 0, CAdam is better"
-    panel.text(15, 12.6, unit, va="center", fontsize=8.5, color=palette.MUTED)
-    panel.text(middle, 1.2, "0", ha="center", va="center", fontsize=8.5, color=palette.MUTED)
+    unit = "change of the log loss with interval; left of 0, CAdam is better"
+    panel.text(13, 12.6, unit, va="center", fontsize=8.5, color=palette.MUTED)
+    panel.text(middle, 1.5, "0", ha="center", va="center", fontsize=8.5, color=palette.MUTED)
     return figure
 
 

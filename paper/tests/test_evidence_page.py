@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
@@ -145,6 +146,25 @@ def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) 
     assert not figure_files.is_current(path)
 
 
+def test_a_figure_with_another_label_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "docs/img/mechanism.svg"
+    assert figure_files.is_current(path)
+    draw, numbers = figure_files.FIGURES[path]
+
+    def draw_with_another_label() -> Figure:
+        figure = draw()
+        figure.axes[-1].set_xlabel("steps of the optimizer")
+        return figure
+
+    monkeypatch.setitem(figure_files.FIGURES, path, (draw_with_another_label, numbers))
+    assert not figure_files.is_current(path)
+
+
+def test_labels_of_an_image_are_its_texts_without_the_numbers_at_ticks() -> None:
+    image = '<svg><text x="1">step</text><text>\u22121</text><text>0.5</text><g><text y="2">Adam</text></g></svg>'
+    assert figure_files.labels(image) == ["Adam", "step"]
+
+
 def test_the_fingerprint_of_a_figure_ignores_digits_that_depend_on_the_processor() -> None:
     fingerprints = [
         figure_files.fingerprint([f"Interval({text})"]) for text in ("70.49999999999999", "70.5", "70.5001")
@@ -175,6 +195,17 @@ def test_advice_needs_half_of_the_comparisons_after_correction_and_none_against(
     assert evidence.advise([barely, barely], 1) == "yes"
     assert evidence.advise([barely, barely], 13) == "unclear", "not clear after correction"
     assert evidence.advise([ahead, barely_behind], 13) == "unclear", "one is behind without correction"
+
+
+def test_counts_are_corrected_for_the_number_of_comparisons() -> None:
+    def gain(half_width: float) -> Comparison:
+        gaps = dict(enumerate((1 - half_width / 2.5, 1.0, 1 + half_width / 2.5)))
+        return compare(gaps, dict.fromkeys(range(3), 0.0), names=("CAdam", "Adam"), better="higher")
+
+    sure, barely = gain(0.1), gain(0.9)
+    assert barely.kind == "better"
+    assert evidence.count_significant([sure, barely], among=1) == (2, 0)
+    assert evidence.count_significant([sure, barely], among=13) == (1, 0)
 
 
 def test_the_advice_on_learning_rates_follows_from_the_corrected_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import re
 import sys
@@ -14,12 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from cadam.ab import runner
+from cadam.ab.runner import RunFiles
 from cadam.ab.study import Study
 from cadam.ab.wording import ACTIONS
+from cadam.cli import ab
 from cadam.cli.ab import digest_data, learning_command
 from cadam.cli.ab_arguments import add_arguments
+from cadam.cli.exit_codes import FAILED
 from cadam.cli.main import main
-from tests.ab.helpers import MODEL, USERS, ab_command, make_result
+from tests.ab.helpers import EVENTS, MODEL, USERS, ab_command, make_result
 
 
 def verdict(output: str) -> dict[str, Any]:
@@ -245,6 +249,33 @@ def test_invalid_options_are_reported(
     assert main(ab_command(folder, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("place", ["stream", "scores", "checkpoint"])
+def test_a_full_disk_ends_the_comparison_which_continues_later(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(*_: object) -> None:
+        if place == "checkpoint":  # as torch.save does
+            raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = ab_command(folder, "--lr", "0.1", "--seeds", "1", "--json")
+    with monkeypatch.context() as patch:
+        if place == "stream":
+            patch.setattr(ab, "encode_stream", full)
+        elif place == "scores":
+            patch.setattr(RunFiles, "append", full)
+        else:
+            patch.setattr(runner, "_save_if_due", full)
+        assert main(command) == FAILED
+    output = capsys.readouterr()
+    assert "cannot be written" in output.err
+    assert "ree some space" in output.err
+    assert "Traceback" not in output.err
+    assert output.out == ""
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["events"] == EVENTS
 
 
 def test_the_help_has_the_exit_codes_that_can_occur(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,24 @@ MODEL = f"{HERE / 'model_file.py'}:build"
 
 # The command ---------------------------------------------------------------------------------------------------
 
+SPARSE_MODEL = """
+import torch
+from cadam.online import Schema
+
+SCHEMA = Schema({"price": "number"}, label="click")
+
+
+class Model(torch.nn.Linear):
+    def forward(self, price):
+        torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (2,))
+        return super().forward(price[:, None]).squeeze(1)
+
+
+def build():
+    return Model(1, 1)
+"""
+"""A model for which torch warns that the ids of sparse tensors are not checked, unless the process has chosen that."""
+
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "cadam", "run", "--model", MODEL, *map(str, arguments)]
@@ -42,6 +60,16 @@ def command(*arguments: object) -> list[str]:
 
 PATHS = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
+
+
+def test_torch_does_not_warn_about_sparse_tensors(tmp_path: Path) -> None:
+    (tmp_path / "sparse_model.py").write_text(SPARSE_MODEL)
+    write_jsonl(tmp_path / "clicks.jsonl", table(100))
+    options = ("--model", "sparse_model.py:build", "--data", "jsonl:clicks.jsonl")
+    arguments = [sys.executable, "-m", "cadam", "run", *options]
+    process = subprocess.run(arguments, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert "Sparse invariant" not in process.stderr
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) -> None:
@@ -261,6 +289,24 @@ def test_an_invalid_command_says_why(
     given = {"--model": MODEL, "--data": f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint": str(tmp_path / "state")}
     arguments = [part for pair in {**given, **change}.items() for part in pair]
     assert main.main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def build(:\n    pass\n", "own_model.py, line 1: "),
+        ("def build():\n    raise RuntimeError('no weights')\n", "own_model.py:build failed: RuntimeError: no weights"),
+    ],
+)
+def test_a_model_file_that_fails_is_named(
+    code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    (tmp_path / "own_model.py").write_text(code)
+    (tmp_path / "schema.json").write_text(json.dumps({"features": FEATURES, "label": "click"}))
+    options = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*options, "--schema", tmp_path / "schema.json", "--model", f"{tmp_path / 'own_model.py'}:build") == 2
     assert message in capsys.readouterr().err
 
 

@@ -708,7 +708,9 @@ def test_the_norm_of_rows_leaves_ids_that_are_no_rows_to_others() -> None:
     for wrong in (-1, 5):
         assert cpu_rows.norm(torch.tensor([0, wrong]), torch.ones(2, 3), 5) is None
     table = torch.nn.Parameter(torch.zeros(5, 3))
-    table.grad = torch.sparse_coo_tensor(torch.tensor([[4, 4, 0]]), torch.full((3, 3), 2.0), (5, 3))
+    table.grad = torch.sparse_coo_tensor(
+        torch.tensor([[4, 4, 0]]), torch.full((3, 3), 2.0), (5, 3), check_invariants=False
+    )
     assert cadam.clip_grad_norm_(table, 1.0).item() == pytest.approx(60**0.5, rel=1e-6)
     assert not cpu_rows.has_norm(torch.ones(2, 2, dtype=torch.complex64))
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from cadam.online import KafkaSource, Learner, ParquetSource, RedisSource, Source, models, rate_tuning
+from cadam.online.labels.batch_growth import BatchGrowth
 from tests.online.kafka_broker import settings
 from tests.online.streams import ITEMS, SCHEMA, SHORT_SCHEDULE, files, learner, table, weights
 
@@ -71,8 +72,10 @@ def learn(kind: str, place: str, folder: Path) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
-    later = {} if kind == "labeled" else {"horizon": 200, "unmatched": "negative", "batch_size": 24}
+    later: dict[str, Any] = {} if kind == "labeled" else {"horizon": 200, "unmatched": "negative", "batch_size": 24}
     is_tuned = os.environ.get("ONLINE_TUNED") == "1"
+    if os.environ.get("ONLINE_GROWTH") == "1":
+        later |= {"batch_growth": BatchGrowth(first=4, last=BATCH, divisor=64), "initialize_bias": True}
     vars(rate_tuning).update(SHORT_SCHEDULE)
     ours = learner(
         models.build(name, SCHEMA) if name else None,

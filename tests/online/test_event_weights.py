@@ -114,8 +114,11 @@ def test_the_log_has_the_weight_and_the_corrected_probability(tmp_path: Path) ->
     assert table["probability"] == pytest.approx([0.2] * 3)
 
 
-def test_a_loss_without_weight_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_loss_without_weight_is_refused_and_events_with_weights_are_learned_with_torch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("clicks.csv").write_text("price,click,w\n" + "1.5,1,2\n2.5,0,1\n" * 200)
@@ -125,3 +128,6 @@ def test_a_loss_without_weight_is_refused(
     assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "own.py:build"]) == 2
     assert "the loss must take it" in capfd.readouterr().err
     assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "fm", "--batch-size", "8"]) == 0
+    per_event = ("--batch-size", "1", "--checkpoint", "one")
+    assert main(["run", "clicks.csv", "--schema", "schema.json", "--model", "linear", *per_event]) == 0
+    assert "one event at a time, with torch: events with weights are not compiled" in caplog.text

@@ -146,6 +146,24 @@ def test_a_change_of_what_a_graph_contains_is_noticed(change: str) -> None:
     assert not snapshot.is_unchanged()
 
 
+@pytest.mark.parametrize("name", ["linear", "fm", "mlp", "deepfm"])
+def test_training_a_ready_made_model_does_not_change_what_a_graph_contains(name: str) -> None:
+    """If it did, the graphs of each step would be captured again, which takes longer than it saves."""
+    model = models.build(name, SCHEMA)
+    optimizer = cadam.CAdam(model.named_parameters(), lr=0.01)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        columns = {name: torch.as_tensor(values) for name, values in make_events(8).features.items()}
+        model(**columns).sum().backward()
+        optimizer.step()
+
+    train()
+    snapshot = StepSnapshot(model, optimizer)
+    train()
+    assert snapshot.is_unchanged()
+
+
 # With a CUDA device --------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 
 from cadam.cli import main
 from cadam.cli.serve_arguments import add_serve_arguments
+from cadam.online import models
 from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.checkpoints import read_newest
 from cadam.serving.config import ServiceConfig, locate, read_config
 from cadam.serving.learner_process import build_learner
+from cadam.serving.snapshots import ServedModel
 from cadam.serving.sqlite_log import SqliteLog
 from tests.serving.world import World
 
@@ -113,3 +116,23 @@ def test_values_of_options_are_checked(words: tuple[str, str]) -> None:
         options(*words)
     assert options("--refresh", "20steps").refresh.steps == 20
     assert options("--retain-size", "10G").retain_size == 10 << 30
+
+
+def test_the_same_command_continues_after_a_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration writes hidden layers that the command had not named."""
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path)
+    world.config = config = replace(world.config, model="deepfm")
+    world.served = ServedModel(config.runtime_folder(), lambda: models.build("deepfm", config.schema()))
+    Path("model.json").write_text('{"model": "deepfm"}')
+    world.stream(20)
+    world.learn()
+    world.log.close()
+    assert main.main(["migrate", str(tmp_path), "--add", "brand=hash:9?"]) == 0
+    for words in (["--model", "deepfm"], ["--model", "deepfm", "--width", "8"], []):
+        assert read_config(options(str(tmp_path), *words)).settings["hidden"] == [32]
+    with pytest.raises(UsageError, match="cannot change"):
+        read_config(options(str(tmp_path), "--model", "deepfm", "--hidden", "7"))
+    Path("old.json").write_text('{"features": {"item": "category:10"}, "label": "click"}')
+    with pytest.raises(UsageError, match=r"brand was hash:9\?. Give that schema, or none"):
+        read_config(options(str(tmp_path), "--schema", "old.json"))

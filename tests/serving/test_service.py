@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from cadam.online.models.model_file import UsageError
+from cadam.serving import front
 from cadam.serving.client import AsyncClient, Client, Retries, ServiceError
 from cadam.serving.config import ServiceConfig
 from cadam.serving.supervisor import Supervisor
@@ -96,6 +97,19 @@ def test_two_front_processes_share_requests_and_metrics(service: Service) -> Non
         repeated = httpx.post(service.url + "predict", json=event).json()
         assert repeated["repeated"] == [f"shared {number}"], "the log is shared"
     assert [count_predictions() for _ in range(6)] == [before + 40] * 6
+
+
+def test_the_files_of_metrics_have_no_holes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that writes to a hole of a mapped file is killed if the shared memory is full."""
+    httpx.get(service.url + "metrics")
+    environment = Path(f"/proc/{service.child('front')}/environ").read_text().split("\0")
+    [folder] = [words.partition("=")[2] for words in environment if words.startswith("PROMETHEUS_MULTIPROC_DIR=")]
+    files = list(Path(folder).glob("*.db"))
+    assert {path.name.rpartition("_")[0] for path in files} == set(front.METRIC_FILES)
+    assert [path.stat().st_blocks * 512 for path in files] == [front.METRIC_FILE_BYTES] * 2 * len(front.METRIC_FILES)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(service.folder / "absent"))
+    front.reserve_metric_files()
+    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
 
 
 def test_a_second_service_in_the_folder_is_refused(service: Service) -> None:

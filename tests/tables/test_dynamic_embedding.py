@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import pickle
 import re
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -325,17 +328,71 @@ def test_assigning_parameters_is_refused_once_there_is_an_optimizer() -> None:
 
 def test_copies_and_pickles_are_independent_and_not_attached() -> None:
     table, optimizer = attached()
-    learn(table, optimizer, [1, 2])
+    first, all_ids = list(range(200)), list(range(500))
+    learn(table, optimizer, first)
     file = io.BytesIO()
     torch.save(table, file)
     file.seek(0)
-    for other in (copy.deepcopy(table), torch.load(file, weights_only=False)):
-        assert torch.equal(other([1, 2]), table([1, 2]))
+    pickles = [pickle.dumps(table, protocol) for protocol in (2, 5)]
+    for other in (copy.deepcopy(table), torch.load(file, weights_only=False), *map(pickle.loads, pickles)):
+        assert torch.equal(other(first), table(first))
         with pytest.raises(RuntimeError, match=r"call table.attach\(optimizer\)"):
             other([1]).sum().backward()
-        other(list(range(100)))
-    assert len(table._index) == 2
-    learn(table, optimizer, list(range(100)))
+        other(all_ids)
+        assert len(other._index) == 500
+    assert len(table._index) == 200
+    learn(table, optimizer, all_ids)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_an_optimizer_that_is_replaced_must_be_attached(make: Make) -> None:
+    table, optimizer = attached(make, max_rows=16)
+    learn(table, optimizer, list(range(6)))
+    optimizer = make(table.parameters())
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"call table.attach\(optimizer\)"):
+        learn(table, optimizer, list(range(6, 12)))
+    assert table.memory()["optimizer"] == 0
+    table.attach(make(table.parameters()))
+    state = table.state_dict()
+    gc.collect()
+    table.load_state_dict(state)
+
+
+def test_a_model_without_its_table_is_loaded_if_that_is_allowed() -> None:
+    model = nn.ModuleDict({"table": attached()[0], "layer": nn.Linear(2, 2)})
+    model["table"]([1, 2])
+    state = nn.ModuleDict({"layer": nn.Linear(2, 2)}).state_dict()
+    assert model.load_state_dict(state, strict=False).missing_keys == ["table._extra_state", "table.chunks.0"]
+    assert model["table"].counters().rows == 2
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(state)
+
+
+def test_threads_may_look_up_at_the_same_time() -> None:
+    table, optimizer = attached(max_rows=20_000)
+
+    def look_up(thread: int) -> None:
+        random = np.random.default_rng(thread)
+        for _ in range(60):
+            table(random.integers(0, 30_000, 500))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(look_up, range(8)))
+    optimizer.step()
+    ids, rows = table._index.items()
+    assert table.counters().rows == len(set(ids.tolist())) == len(set(rows.tolist())) == 20_000
+    assert np.array_equal(table._index.find(ids), rows)
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["SparseAdam"], lambda params: cadam.CAdam(params, fused=False)])
+def test_a_table_that_grew_in_inference_mode_can_be_trained(make: Make) -> None:
+    table, optimizer = attached(make)
+    with torch.inference_mode():
+        table(list(range(40)))
+    optimizer.step()
+    learn(table, optimizer, list(range(40)))
+    assert len(table.chunks) > 1
 
 
 def test_a_damaged_state_dict_leaves_the_table_as_it_is() -> None:
@@ -348,6 +405,9 @@ def test_a_damaged_state_dict_leaves_the_table_as_it_is() -> None:
         "no frequency": lambda state: state["_extra_state"]["index"].pop("frequency"),
         "index has 21 rows, and its chunks 8": lambda state: state.pop("chunks.1"),
         "rows have shape": lambda state: state.update({"chunks.0": torch.zeros(8, 3)}),
+        "a counter or its clock is damaged": lambda state: state["_extra_state"]["counts"].pop("evicted"),
+        "its index, a counter": lambda state: state["_extra_state"].update(next_sweep=None),
+        "rows are of type str": lambda state: state.update({"chunks.0": "rows"}),
         "its seed is 5": lambda state: state["_extra_state"].update(seed=5),
     }
     for message, damage in damaged.items():

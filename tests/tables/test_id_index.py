@@ -194,6 +194,8 @@ def test_columns_of_data_frames_are_ids() -> None:
         (torch.tensor([True]), TypeError, "torch.bool"),
         (torch.tensor([1]).to_sparse(), TypeError, "torch.sparse_coo"),
         ([[1, 2], [3]], ValueError, "equal lengths"),
+        ([bytearray(b"ab")], TypeError, "got bytearray"),
+        (np.ma.array([1, 2], mask=[False, True]), TypeError, "a masked array with missing values"),
         (["\ud800"], ValueError, "cannot be encoded as UTF-8"),
     ],
 )

@@ -294,7 +294,7 @@ class Analysis:
 
     def _best_constant(self, part: slice) -> float:
         labels, weights = self.judged.labels[part], self.judged.weights[part]
-        return constant_loss(float(labels @ weights / weights.sum())) if weights.sum() else math.nan
+        return constant_loss(float((labels * weights).sum() / weights.sum())) if weights.sum() else math.nan
 
     def _clipped_share(self, part: slice) -> float:
         labels = self.judged.labels[part]
@@ -312,7 +312,7 @@ class Analysis:
     def _mean(self, values: Array, first: int, end: int) -> float:
         """Return the mean over events of batch means."""
         weights = self._weights[first:end]
-        return float(values[first:end] @ weights / weights.sum()) if weights.sum() else math.nan
+        return float((values[first:end] * weights).sum() / weights.sum()) if weights.sum() else math.nan
 
     def _losses_by_rate(self, arm: str) -> dict[float, Array]:
         """Return the loss of each batch at each learning rate of an arm, as a mean over seeds."""

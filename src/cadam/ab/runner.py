@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import active_children, connection, get_context, parent_process
@@ -39,6 +39,7 @@ from ..online.learner import Learner
 from ..online.models.model_file import OptimizerSpec
 from ..online.persistence.random_state import get_random_state, seed_generators, set_random_state
 from ..online.run_config import model_builder
+from ..online.sparse_checks import disable_sparse_checks
 from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
 
@@ -51,6 +52,19 @@ CHECKPOINT_SHARE = 0.05
 """Checkpoints may take this share of the time of a run. A run that is repeated loses little if saving is expensive."""
 MEMORY_SHARE = 0.5
 """The share of the available memory that the models of all runs may take. Beyond it they are kept in files."""
+
+
+class CacheError(OSError):
+    """A file of the cache cannot be written."""
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of writing into a folder into a `CacheError`. On a full disk, `torch.save` raises a RuntimeError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise CacheError(f"{folder} cannot be written: {str(error).partition(chr(10))[0]}") from error
 
 
 class RunFiles:
@@ -256,10 +270,19 @@ _active: dict[Path, _ActiveRun] = {}
 
 
 def advance_run(task: Advance) -> Advanced:
-    """Advance one run in this process, and record its scores, unless another process has recorded them."""
+    """Advance one run in this process, and record its scores, unless another process has recorded them.
+
+    Raises:
+        CacheError: If the scores or a checkpoint cannot be written. Other errors are part of the result.
+    """
     files = RunFiles(task.folder)
-    with files.lock():
+    with _writing(task.folder):
+        lock = files.lock()
+        lock.acquire()
+    try:
         return _advance_locked(task, files)
+    finally:
+        lock.release()
 
 
 def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
@@ -278,12 +301,16 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
             run = _ActiveRun(task)
             run.load(files.checkpoint_path, recorded)
         run.advance(recorded)  # another process may have recorded these scores
-        files.append(run.advance(task.batch), task.batch)
-        if task.keeps_in_memory:
-            _active[task.folder] = run
-            _save_if_due(run, files)
-        else:
-            run.save(files.checkpoint_path)
+        scores = run.advance(task.batch)
+        with _writing(task.folder):
+            files.append(scores, task.batch)
+            if task.keeps_in_memory:
+                _active[task.folder] = run
+                _save_if_due(run, files)
+            else:
+                run.save(files.checkpoint_path)
+    except CacheError:
+        raise
     except Exception:
         return Advanced(task.run, task.batch, failure=traceback.format_exc())
     finally:
@@ -407,7 +434,13 @@ def count_cores() -> int:
 
 
 def available_memory() -> float:
-    """Return the available memory in bytes; infinite if the system does not tell."""
+    """Return the available memory in bytes; infinite if the system does not tell.
+
+    On Linux it includes the memory in which the system caches files, and which it gives back when a process needs it.
+    """
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
@@ -416,6 +449,7 @@ def available_memory() -> float:
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt and ends the workers
+    disable_sparse_checks()
     os.dup2(2, 1)  # standard output belongs to the command; text that a model prints goes to standard error
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

@@ -26,7 +26,7 @@ from ..ab.report import palette
 from ..ab.report.console import result_lines, show_progress
 from ..ab.report.page import render_page
 from ..ab.result import Result, as_plain
-from ..ab.runner import RunCache, StudyRunner
+from ..ab.runner import CacheError, RunCache, StudyRunner
 from ..ab.stream import EncodedStream, encode_stream
 from ..ab.study import Study
 from ..ab.text import count, join_words
@@ -40,14 +40,15 @@ from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source, resolve_uri
 from ..online.data.validation import check_columns
 from ..online.labels.join import LabelOptions
-from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight
+from ..online.models.model_file import LOG_LOSS, OptimizerSpec, accepts_weight, imported_files
 from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
 from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
-from ..online.per_event import CHUNK_SIZE, PerEventTraining
+from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
+from ..online.sparse_checks import disable_sparse_checks
 from ..printable import printable, printable_lines, shell_word
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import OWN_MODEL_BATCH_SIZE, add_label_arguments, check_label_arguments
-from .exit_codes import DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
+from .exit_codes import DISK_IS_FULL, DONE, FAILED, NO_PACKAGE, USAGE, fail, interrupt_code
 from .writable_paths import check_file, check_folder
 
 FOLDER = Path("ab")
@@ -85,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """Run `cadam ab` and return its exit code."""
     # With --json, standard output has the JSON alone, so messages go to standard error. So does text of the model.
     messages = sys.stderr if options.json else sys.stdout
+    disable_sparse_checks()
     try:
         check_folder(options.cache, "--cache")
         if options.output is not None:
@@ -112,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
         return fail("ab", error, NO_PACKAGE)
     except TooManyRejectedError as error:
         return fail("ab", error, FAILED)
+    except CacheError as error:
+        return fail("ab", f"{error}. Free some space, or give another --cache", FAILED)
     except (ValueError, OSError, AttributeError) as error:
         return fail("ab", error, USAGE)
     try:
@@ -120,6 +124,9 @@ def run(options: argparse.Namespace) -> int:
     except RunFailedError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return fail("ab", "a run failed; the others have recorded their scores", FAILED)
+    except CacheError as error:
+        advice = "Recorded scores are kept: free some space, and the same command continues from there"
+        return fail("ab", f"{error}. {advice}", FAILED)
     except KeyboardInterrupt as error:
         text = "interrupted: recorded scores are kept, and this command continues from there:"
         print(f"{text}\n  {printable(comparison.resume_command)}", file=sys.stderr)
@@ -254,6 +261,8 @@ def prepare(options: argparse.Namespace) -> Comparison:
     for arm in arms:
         optimizer = OptimizerSpec.parse(arm).build(model, grid[0])
         compiled = PerEventTraining.create(model, optimizer, config.loss) if options.batch_size == 1 else None
+        if compiled is not None and schema.weight is not None:
+            compiled = WEIGHTED
         if isinstance(compiled, str):
             print(f"{arm} learns {compiled}; that is hundreds of times slower than compiled code")
     if schema.user is None and options.metric == "gauc":
@@ -273,7 +282,7 @@ def prepare(options: argparse.Namespace) -> Comparison:
             "schema": schema.settings(),
             "events": options.events,
             **simulated,
-            **({"model file": _digest([Path(model_file)])} if model_file else config.settings),
+            **({"model file": _digest_model(Path(model_file))} if model_file else config.settings),
             "data": digest_data(uri),
             **({} if options.labels is None else {"labels": digest_data(resolve_uri(options.labels))}),
             **({"late labels": late_labels} if late_labels else {}),
@@ -349,6 +358,7 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
 
     Raises:
         TooManyRejectedError: If no event can be used, or more are rejected than `--max-rejected` allows.
+        CacheError: If the disk is full.
         ValueError: If labels are not 0 or 1, or there are too few of them.
     """
     study, folder = comparison.study, cache.stream_folder
@@ -362,8 +372,10 @@ def read_stream(comparison: Comparison, cache: RunCache, options: argparse.Names
             try:
                 label_options = LabelOptions(**study.settings.get("late labels", {}))
                 stream = encode_stream(reader.batches(), folder, study.is_per_event, label_options)
-            except BaseException:
+            except BaseException as error:
                 _remove_stream(folder, options.cache)
+                if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+                    raise CacheError(f"the encoded stream cannot be written to {folder}: {error}") from error
                 raise
             reader.report_rejected()
     judged = stream.judged
@@ -551,6 +563,12 @@ def digest_data(uri: str) -> str:
     """Return a hash of the files of a stream, in a folder also of their paths: ``dt=2024-01-01`` is a column."""
     files, folder = _data_files(uri), Path(uri.partition(":")[2])
     return _digest(files, [str(file.relative_to(folder)) for file in files] if folder.is_dir() else ())
+
+
+def _digest_model(file: Path) -> str:
+    """Return a hash of a model file, and of the files in its folder that it imports."""
+    others = imported_files(file)
+    return _digest([file, *others], [str(other.relative_to(file.parent.resolve())) for other in others])
 
 
 def _digest(paths: Sequence[Path], names: Sequence[str] = ()) -> str:

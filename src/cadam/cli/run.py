@@ -43,11 +43,12 @@ from ..online.monitoring.reject_limit import DEFAULT_MAX_REJECTED, RejectLimit, 
 from ..online.monitoring.rejection_reasons import format_reasons, suggest_fix
 from ..online.monitoring.status_page import StatusPage
 from ..online.monitoring.tensorboard import TensorBoard
-from ..online.per_event import CHUNK_SIZE
+from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints
 from ..online.persistence.prediction_log import LogOptions
 from ..online.persistence.random_state import seed_generators
+from ..online.sparse_checks import disable_sparse_checks
 from ..online.stop_signals import stop_on_signals
 from ..online.training_step import ModelOutputError, default_threads
 from ..printable import printable, shell_word
@@ -84,6 +85,8 @@ class Job:
     optimizer: OptimizerSpec
     learner: Learner
     source: Source
+    read_size: int
+    """The largest number of events that are read at once."""
     schema: Schema
     """The schema of the events. With `--metrics`, labels must be 0 or 1."""
     reject_limit: RejectLimit
@@ -101,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logger.setLevel(logging.WARNING if options.quiet else logging.INFO)
+    disable_sparse_checks()
     try:
         job = prepare(options)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -206,11 +210,15 @@ def prepare(options: argparse.Namespace) -> Job:
         drift=DriftMonitor(),
         reports=[*_reports(options), reject_limit, baseline_check],
     )
+    if schema.weight is not None and isinstance(learner.per_event, PerEventTraining):
+        learner.per_event = WEIGHTED
     if config.device is not None:
         logger.info("the model is on %s", config.device)
     if batch_size == 1 or ": " in learner.training_mode:  # a colon precedes the reason why compiled code is not used
         logger.info("learning: %s", learner.training_mode)
-    return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
+    return Job(
+        options, config, checkpoint, lr, optimizer, learner, source, read_size, schema, reject_limit, baseline_check
+    )
 
 
 def _learning_rate(
@@ -353,7 +361,7 @@ class _RestoredSource(LimitedSource):
     """
 
     def __init__(self, job: Job, limit: int | None) -> None:
-        super().__init__(job.source, limit)
+        super().__init__(job.source, limit, job.read_size)
         self.job = job
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ class DistributedLearner(Learner):
             self._empty_features = next(one for one in all_gather_objects(empty, self.group) if one is not None)
         return is_any
 
-    def _is_step(self, events: Events, labels_follow: bool) -> bool:
+    def _forms_next_step(self, events: Events, labels_follow: bool) -> bool:
         """Return False: a training step uses the events of all ranks, of which this rank knows only its own."""
         return False
 

@@ -1,9 +1,8 @@
 """The training step of the ready-made models on the CPU, without autograd.
 
-The input layer is compiled code (native/src/batch_inputs.c), matrix products are torch's, and most tensors of a batch,
-also its gradients, are allocated once for each batch size. The optimizer is called as usual. The operations, and thus
-all weights, are the same, up to rounding, as those of `TrainingStep`, which processes every batch that is not
-supported.
+The input layer is compiled code (native/src/batch_inputs.c), torch computes the matrix products, and most tensors of a
+batch, including its gradients, are allocated once for each batch size. The optimizer is called as usual. Scores and
+weights are those of `TrainingStep` up to rounding, and `TrainingStep` processes every batch that is not supported.
 """
 
 from __future__ import annotations
@@ -30,18 +29,20 @@ from .models.networks import FM, MLP, DeepFM, Linear
 from .training_step import Loss, TrainingStep, set_mode
 
 MODELS = (Linear, FM, MLP, DeepFM)
-"""The models that are supported, without their subclasses."""
+"""The models that are supported. Their subclasses may compute something else."""
 MAX_SIZES = 8
 """The number of batch sizes for which tensors are kept."""
 MIN_WORK_FOR_ONEDNN = 1_000_000
-"""The number of multiplications from which on oneDNN computes a matrix product. It compiles code for each shape."""
+"""The number of multiplications from which on oneDNN computes a matrix product. For smaller products, the code that it
+compiles for each shape would not pay."""
 _METHODS = {
     (kind, name): getattr(kind, name)
     for kind in (*MODELS, Inputs)
     for name in ("forward", "score")
     if hasattr(kind, name)
 }
-"""The methods of the ready-made models that a fused step replaces."""
+"""The methods that are computed here in another way. If one of them is replaced, as tests and programs of users may do,
+batches are not supported any more."""
 _EMBEDDING_OPTIONS = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": True}
 
 
@@ -49,9 +50,9 @@ _EMBEDDING_OPTIONS = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq
 def has_onednn() -> bool:
     """Whether torch can compute matrix products of float32 on this processor by oneDNN.
 
-    By default torch uses MKL, which does not use the full vectors of processors by other vendors than Intel: it takes
-    1.7 times as long for these products on an AMD EPYC with AVX-512. The choice must not depend on measured times, so
-    that a resumed run is equal to the bit.
+    By default torch uses MKL, which does not use the widest vectors of processors that are not made by Intel: on an AMD
+    EPYC with AVX-512 it takes 1.7 times as long for these products. The choice does not depend on measured times,
+    because a resumed run must be equal to the bit.
     """
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     is_built = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -123,11 +124,9 @@ class FusedStep(TrainingStep):
         if type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             return "the optimizer has its own zero_grad"
         optimized = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
-        return (
-            None
-            if optimized == {id(param) for param in layout.params}
-            else ("the optimizer does not have exactly the parameters of the model")
-        )
+        if optimized != {id(param) for param in layout.params}:
+            return "the optimizer does not have exactly the parameters of the model"
+        return None
 
     def _find_pass(self, count: int) -> FusedPass | None:
         """Return the pass for a batch size, or None if batches are processed by autograd."""
@@ -151,7 +150,9 @@ class FusedStep(TrainingStep):
 
 
 class _Layout:
-    """The modules and parameters of a model, and where they are in memory.
+    """A snapshot of everything about a model and its optimizer that decides whether batches are supported.
+
+    It includes the addresses of the parameters, to which the passes point.
 
     Args:
         model: the model.
@@ -171,7 +172,7 @@ class _Layout:
         self.memory = TensorSnapshot([*self.params, model.inputs.normalizer.count, model.inputs.normalizer.sample])
 
     def is_unchanged(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether nothing has changed on which the support of model and optimizer depends."""
+        """Whether model and optimizer are still supported as they were when this snapshot was taken."""
         return (
             self.owners.is_unchanged()
             and list(map(type, self.modules)) == self.types
@@ -240,17 +241,18 @@ class FusedPass:
         self.names = [FEATURE_PREFIX + name for name, _, _ in compiled.features]
         self.shapes = [(count, *shape) for _, shape, _ in compiled.features]
         sizes = [count * int(np.prod(shape)) for _, shape, _ in compiled.features]
-        self.ids = sum(dtype == torch.int64 for _, _, dtype in compiled.features)
-        """The number of features with ids. The others are numbers."""
+        self.id_count = sum(dtype == torch.int64 for _, _, dtype in compiled.features)
+        """The number of features with ids. They come before those with numbers."""
         self.id_features = model.inputs.ids if isinstance(model.inputs.ids, IdFeatures) else None
-        parts = sizes[: self.ids], sizes[self.ids :]
+        parts = sizes[: self.id_count], sizes[self.id_count :]
         self.staged = np.empty(sum(parts[0]), np.int64), np.empty(sum(parts[1]), np.float64)
-        split = [
-            x
+        """The memory that the ids and the numbers of a batch are copied to, feature by feature."""
+        staged_features = [
+            feature
             for staged, part in zip(self.staged, parts, strict=True)
-            for x in torch.split(torch.from_numpy(staged), part)
+            for feature in torch.split(torch.from_numpy(staged), part)
         ]
-        columns = [x.view(shape) for x, shape in zip(split, self.shapes, strict=True)]
+        columns = [feature.view(shape) for feature, shape in zip(staged_features, self.shapes, strict=True)]
         self.batch = InputBatch(compiled, model.inputs, columns, is_training=False)
         self.id_batch = self._new_id_batch(compiled)
         """The features of the kind `id`, whose rows replace their ids in `staged`; None if there are none."""
@@ -286,7 +288,7 @@ class FusedPass:
         self.table_grads = [grad for _, grad in self.grads if grad.is_sparse]
 
     def has_cleared_gradients(self) -> bool:
-        """Whether a gradient has lost its memory. This is what `zero_` does to sparse tensors."""
+        """Whether a sparse gradient has lost its memory, as by `zero_grad(set_to_none=False)`."""
         return any(grad._nnz() != self.batch.rows.numel() for grad in self.table_grads)
 
     def _new_id_batch(self, compiled: CompiledInputs) -> JointBatch | None:
@@ -305,14 +307,15 @@ class FusedPass:
     def forward(self, columns: Columns) -> Array | None:
         """Return the scores of a batch, or None if it is not supported. Then nothing has changed.
 
-        Batches are not supported if a feature has an unexpected type or shape, or if a score is not finite.
+        A batch is not supported if a feature has an unexpected type or shape, if an id is not a row of its table, or if
+        a score is not finite.
         """
         values = [columns[name] for name in self.names if name in columns]
         if [value.shape for value in values] != self.shapes:
             return None
         flat = [value if value.ndim == 1 else value.reshape(-1) for value in values]
         try:
-            for staged, arrays in zip(self.staged, (flat[: self.ids], flat[self.ids :]), strict=True):
+            for staged, arrays in zip(self.staged, (flat[: self.id_count], flat[self.id_count :]), strict=True):
                 if arrays:
                     np.concatenate(arrays, out=staged, casting="equiv")
         except TypeError:
@@ -337,12 +340,8 @@ class FusedPass:
 
     def _apply_layer(self, layer: int) -> None:
         """Compute the output of a layer, of hidden layers with the ReLU."""
-        x, weight, bias, is_hidden = (
-            self.outputs[layer],
-            self.weights[layer],
-            self.biases[layer],
-            self._is_hidden(layer),
-        )
+        x, weight, bias = self.outputs[layer], self.weights[layer], self.biases[layer]
+        is_hidden = self._is_hidden(layer)
         if self.uses_onednn[layer]:
             activation = "relu" if is_hidden else "none"
             self.outputs[layer + 1] = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
@@ -355,7 +354,7 @@ class FusedPass:
         return layer < len(self.weights) - 1
 
     def assign_rows(self) -> None:
-        """Give rows to new ids of the batch. Their values are those with which the scores were computed."""
+        """Give rows to new ids of the batch, with the values that the scores were computed from."""
         if self.id_features is not None and self.id_batch is not None:
             self.id_features.assign(self.id_batch)
 

@@ -33,18 +33,18 @@ from .training_step import Loss, TrainingStep, set_mode
 logger = logging.getLogger("cadam.online")
 
 EAGER_STEPS = 2
-"""The steps of a batch size that are taken before it is captured: they compile kernels and make the optimizer state."""
+"""The steps before a batch size is captured, which compile kernels and create the optimizer state."""
 MAX_GRAPHS = 8
 """The number of batch sizes whose graphs are kept."""
 MAX_CAPTURES = 64
-"""After this many captures batches are processed without graphs: capturing takes longer than it saves."""
+"""After this many captures, batches are processed without graphs, because capturing takes longer than it saves."""
 
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
-"""The attributes of every module. A snapshot does not compare them by name: they are parameters, buffers, submodules,
-which it compares separately, and others that do not change a graph."""
+"""The attributes that every module has. A snapshot does not compare them by their names: it compares parameters,
+buffers and submodules separately, and the others do not change a graph."""
 
 Key = tuple[int, int]
-"""The number of events of a batch and of its columns."""
+"""The number of events of a batch, and the number of its columns."""
 
 
 class GraphStep(TrainingStep):
@@ -119,9 +119,10 @@ class GraphStep(TrainingStep):
         try:
             self._graphs[key] = CapturedStep(self, columns)
         except Exception as error:
-            # For example a model that reads values of a tensor on the host.
+            # The first error is the reason, such as a model that reads a value of a tensor on the host. Ending the
+            # capture then fails too.
             cause: BaseException = error
-            while cause.__context__ is not None:  # ending the capture fails, too
+            while cause.__context__ is not None:
                 cause = cause.__context__
             self._stop_capturing(": ".join([type(cause).__name__, *str(cause).splitlines()[:1]]))
             return None
@@ -342,7 +343,7 @@ def _find_unsupported(step: GraphStep) -> str | None:
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer keep its step counts on the device. A state that it has already is kept."""
+    """Let the optimizer keep its step counts on the device, and move those that it has already."""
     if all(group["capturable"] for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:

@@ -184,6 +184,7 @@ class Learner:
         self.drift = drift if self.has_log_loss else None
         self.alignment_counts = AlignmentCounts(optimizer)
         if self.rate_tuning is not None:
+            # A switch loads another state into the optimizer, which sets its counts of alignment to zero.
             self.rate_tuning.before_switch = self.alignment_counts.keep
         if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
             checkpoint = CheckpointOptions(checkpoint)
@@ -405,10 +406,10 @@ class Learner:
 
     def _process_batch(self, events: Events, *, labels_follow: bool = False) -> Array:
         self._advance_ids(events)
-        learned = self.training.learn(events.columns()) if self._is_step(events, labels_follow) else None
+        learned = self.training.learn(events.columns()) if self._forms_next_step(events, labels_follow) else None
         scores, columns, labels_of_repeated = self._predict_batch(events, learned)
         resolved = self.join.add_events(columns, labels_of_repeated)
-        # If the model has learned these events already, no others have got a label.
+        # If the model has learned these events already, they are all that is resolved: see `_forms_next_step`.
         self._resolve(resolved, is_learned=learned is not None)
         return scores
 
@@ -428,8 +429,13 @@ class Learner:
             now = float(np.nanmedian(np.where(np.isfinite(events.time), events.time, np.nan)))
         self.training.advance(now, self.events)
 
-    def _is_step(self, events: Events, labels_follow: bool) -> bool:
-        """Whether the next training step uses exactly these events, so that one forward pass can serve both."""
+    def _forms_next_step(self, events: Events, labels_follow: bool) -> bool:
+        """Whether the next training step uses exactly these events, so that one forward pass is enough.
+
+        Args:
+            events: the events.
+            labels_follow: see `_process_events`.
+        """
         if events.labels is None or self.queue.count or self.queue.batch_size not in (None, len(events)):
             return False
         if self.batch_growth is not None and len(events) > self.batch_growth.size(self.learned):
@@ -457,7 +463,8 @@ class Learner:
         if count:
             self._check_ids(events.ids is not None)
         failures: dict[int, str] = {}
-        is_finite = scores is not None  # as `TrainingStep.learn` and `_is_step` promise
+        # Events that `TrainingStep.learn` has learned have finite scores, and `_forms_next_step` has checked the rest.
+        is_finite = scores is not None
         if scores is None:
             scores, failures = self._predict_scores(events)
         columns = self._with_id_and_time(events.columns(), count)
@@ -562,7 +569,7 @@ class Learner:
         for end in ends:
             if end - start == 1:
                 start += self._train_queue_per_event(columns, start)
-            if start >= end:  # compiled code has learned this event, and maybe the following ones
+            if start >= end:  # compiled code has learned this event, and possibly some of the following ones
                 continue
             part = {name: values[start:end] for name, values in columns.items()}
             start = end
@@ -608,7 +615,7 @@ class Learner:
         return scores
 
     def _choose_paths(self, events: Events) -> Array:
-        """Choose a `_Path` for each event. Repeated events and events with early labels are left to the join."""
+        """Choose a `_Path` for each event. Events that came before, or whose label did, take the path of the join."""
         if not isinstance(self.per_event, PerEventTraining):
             return np.full(len(events), _Path.TORCH)
         if events.weights is not None:

@@ -15,6 +15,7 @@ from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import first_nondefault_option
 from .data.events import Array, Columns
 from .models import FM, Inputs, Linear, NumberNormalizer
+from .models.compiled_inputs import HOOKS
 from .models.inputs import BINS, MAX_SHIFT, SAMPLE_SIZE, SLOT_STRIDE
 from .models.model_file import LOG_LOSS
 from .per_event_kernel import PARTS, Layout, PerEventModel, find_unsupported
@@ -24,7 +25,10 @@ CHUNK_SIZE = 4096
 """How many events are read at once: enough to make reading cheap, and few enough to react quickly to a stop."""
 COMPILED_MODULES = (Linear, FM, Inputs, NumberNormalizer, nn.Embedding)
 """The modules that the compiled code implements."""
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+WEIGHTED = "with torch: events with weights are not compiled"
+"""The reason why events of a schema with a weight are trained with torch."""
 
 
 class PerEventTraining:

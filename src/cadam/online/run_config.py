@@ -259,7 +259,7 @@ def check_same_schema(schema: Schema, folder: Path, in_order: bool) -> None:
     if differences:
         raise UsageError(
             f"the checkpoints in {folder} were trained with another schema ({folder / SCHEMA_FILE}): "
-            f"{'; '.join(differences)}. Give that schema, or another --checkpoint to start from scratch"
+            f"{'; '.join(differences)}. Give that schema, or none, or another folder to start from scratch"
         )
 
 
@@ -350,7 +350,11 @@ def absolute_location(model: str) -> str:
 
 
 def choose_model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[str, Any]]:
-    """Take the model and its settings from the options, from the checkpoint folder, or from the defaults."""
+    """Take the model and its settings from the options, from the checkpoint folder, or from the defaults.
+
+    Sizes that are not given are those of the folder, also if the options name its model: `cadam migrate` writes hidden
+    layers into the folder that the command before had not named.
+    """
     settings: dict[str, Any] = {}
     if options.width is not None:
         settings["width"] = options.width
@@ -361,10 +365,26 @@ def choose_model(options: argparse.Namespace, folder: Path | None) -> tuple[str,
             raise UsageError(f"--hidden should be sizes of layers, as in 64,32; got {options.hidden!r}") from None
     if any(size < 1 for size in (settings.get("width", 1), *settings.get("hidden", ()))):
         raise UsageError("--width and --hidden must be at least 1")
-    saved = None if options.model is not None or folder is None else read_ready_made_model(folder)
+    saved = None if folder is None else _read_model_named(folder, options.model)
     model, saved_settings = saved or (options.model or DEFAULT_MODEL, {})
     _check_settings(model, settings)
     return model, {**saved_settings, **settings}
+
+
+def _read_model_named(folder: Path, name: str | None) -> tuple[str, dict[str, Any]] | None:
+    """Read the ready-made model of a checkpoint folder; None if it has no such model.
+
+    Args:
+        folder: the checkpoint folder.
+        name: the name of the model, None for any.
+    """
+    if name is None:
+        return read_ready_made_model(folder)
+    try:
+        saved = read_model_file(folder)
+    except UsageError:  # the file is written again from the options
+        return None
+    return saved if saved is not None and saved[0] == name else None
 
 
 def _check_settings(model: str, settings: Mapping[str, Any]) -> None:

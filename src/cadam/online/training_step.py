@@ -1,4 +1,4 @@
-"""Predicting and training with any torch model and optimizer, and handling events that the model cannot process."""
+"""The generic training step: predicts and trains with any model and optimizer of torch, and rejects single events."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ class TrainingStep:
     """Calls a model with features by name, ``model(**features)``, for predictions and for optimizer steps.
 
     There are three operations: `predict` computes scores, `train` takes an optimizer step, and `learn` does both with
-    one forward pass. An implementation for certain models can override them, with `train_robustly`, and call those of
-    this class, which work with any model, for batches that it does not support. All implementations compute the same
-    scores and weights.
+    one forward pass. `predict_robustly` and `train_robustly` do the same as the first two, but reject events for which
+    the model fails.
 
-    Features in float64, as those of the kind ``number``, reach the model in the type of `feature_dtype`.
+    This class works with any model. Subclasses are faster for certain models: they override some of the methods, and
+    fall back to those of this class for batches that they do not support. All of them compute the same scores and
+    weights, up to rounding.
+
+    Features in float64, such as those of the kind ``number``, are converted to the type of `feature_dtype`.
 
     Args:
         model: returns one score per event.
@@ -75,7 +78,7 @@ class TrainingStep:
         """The features of the kind `id`. Their rows are part of the model."""
         for module in self.id_features:
             module.attach(optimizer)
-        # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
+        # Buffers that are not finite from the beginning, such as attention masks, are not a sign of divergence.
         self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
 
     @property
@@ -201,21 +204,25 @@ class TrainingStep:
         return None
 
     def learn(self, columns: Columns) -> Array | None:
-        """Compute the scores of labeled events, then take one optimizer step on their mean loss.
+        """Compute the scores of labeled events, then take one optimizer step on their mean loss, if possible.
 
-        One forward pass gives the scores, which are those before the step, and the gradients.
+        One forward pass gives both the scores, which are those before the step, and the gradients. If this is not
+        possible, nothing changes, and the caller uses `predict_robustly` and `train_robustly` instead. This is so
+
+        - if the model could compute other scores in training mode than in evaluation mode, see `is_same_in_training`;
+        - if an event may have to be rejected, because the model fails or a score is not finite;
+        - in this class, if there are features of the kind `id`: a training pass gives rows to new ids, which could not
+          be taken back if an event had to be rejected.
 
         Args:
             columns: features and finite labels.
 
         Returns:
-            The scores, all of them finite; or None if nothing has changed, because scores and gradients need different
-            passes (see `is_same_in_training`), or because an event must be rejected. `predict_robustly` and
-            `train_robustly` process such events. Here, features of the kind `id` need two passes too, because the
-            rows that a training pass gives to new ids could not be taken back.
+            The scores, all of them finite; None if nothing has changed.
         """
         if not self.has_single_pass or self.id_features:
             return None
+        # A module may declare that its scores do not depend on the mode although training mode changes its buffers.
         buffers = [(buffer, buffer.clone()) for module in self._declared_modules for buffer in module.buffers()]
         try:
             labels = self._labels(columns)
@@ -223,7 +230,7 @@ class TrainingStep:
             # A copy, because the outputs may share memory with a parameter, or the loss may change them.
             scores: Array = outputs.detach().cpu().numpy().copy()
             loss = self._mean_loss(outputs, labels, columns) if np.isfinite(scores).all() else None
-        except Exception:  # the passes one after the other find out which event is the cause, or raise the error
+        except Exception:  # two passes will find the event that causes it, or raise it again
             loss = None
         if loss is None:
             with torch.no_grad():
@@ -321,11 +328,12 @@ def copy_columns(columns: Columns, device: torch.device) -> dict[str, Tensor]:
 
 
 def _as_writable(values: Array) -> Array:
+    """Return an array that `torch.from_numpy` accepts without a warning: writable and contiguous, copied if needed."""
     return values if values.flags.writeable and values.flags.c_contiguous else np.array(values, order="C")
 
 
 def set_mode(module: nn.Module, training: bool) -> None:
-    """Do the same as `module.train(training)`, which is slow because nn.Module intercepts every attribute."""
+    """Do the same as `module.train(training)` in less time: nn.Module intercepts every assignment of an attribute."""
     if type(module).train is not nn.Module.train or "train" in module.__dict__:
         module.train(training)  # the module has its own implementation of `train`
         return
@@ -338,5 +346,6 @@ def set_mode(module: nn.Module, training: bool) -> None:
 def _is_finite(value: Tensor) -> bool:
     if not (value.is_floating_point() or value.is_complex()):
         return True
-    # A finite sum proves that all values are finite, in one pass and without a mask. Other sums may have overflowed.
+    # A finite sum proves that all values are finite, in one pass and without a mask. If the sum is not finite, it may
+    # have overflowed, so every value is checked.
     return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())

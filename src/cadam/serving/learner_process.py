@@ -26,6 +26,7 @@ from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import read_newest
 from ..online.persistence.random_state import seed_generators
 from ..online.run_config import model_builder
+from ..online.sparse_checks import disable_sparse_checks
 from .arms import ALPHA, Arm, Challenger, RecordingLearner
 from .config import ServiceConfig
 from .event_log import EventLog, open_log
@@ -175,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (text,) = sys.argv[1:] if arguments is None else arguments
     config = ServiceConfig.from_json(text)
     prepare_process("learner")
+    disable_sparse_checks()
     torch.set_num_threads(config.threads)
     stop: list[Callable[[], None]] = []
     has_ended = False

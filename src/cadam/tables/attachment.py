@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ class Attachment:
     `model.parameters()`, so a state dict fits an optimizer that is created later. In a separate group they would break
     learning rate schedulers, which keep a list with one entry for each group.
 
+    The reference to the optimizer is weak. So if a program creates another optimizer and does not attach it, the table
+    is not attached any more, and training raises an error. With the old optimizer, new chunks would not be trained.
+
     Args:
         optimizer: The optimizer that updates the chunks.
         chunks: The present chunks, all of them in one parameter group.
@@ -39,8 +43,10 @@ class Attachment:
         finish_step: Callable[[], None],
         reset: ResetRows | None,
     ) -> None:
-        self.optimizer, self.chunks = optimizer, list(chunks)
-        self.reset = reset or known_reset(optimizer)
+        self._optimizer, self.chunks = weakref.ref(optimizer), list(chunks)
+        if reset is None:
+            known_reset(optimizer)
+        self._reset = reset
         params, _, first = self._find_first_chunk()
         present = params[first : first + len(chunks)]
         if list(map(id, present)) != list(map(id, chunks)):
@@ -49,6 +55,17 @@ class Attachment:
             optimizer.register_step_post_hook(lambda *_: finish_step()),
             optimizer.register_load_state_dict_pre_hook(self._check_saved_groups),
         ]
+
+    def find_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer, or None if it does not exist any more."""
+        return self._optimizer()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, which must exist."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
 
     def detach(self) -> None:
         """Remove the hooks from the optimizer."""
@@ -82,8 +99,9 @@ class Attachment:
 
     def reset_rows(self, rows: Tensor) -> None:
         """Reset the state of rows of the table."""
+        reset = self._reset or known_reset(self.optimizer)
         for number, _, local in split_rows(rows, [len(chunk) for chunk in self.chunks]):
-            self.reset(self.chunks[number], local)
+            reset(self.chunks[number], local)
 
     def _find_first_chunk(self) -> tuple[list[Tensor], list[str] | None, int]:
         """Return the parameters of the group that has the first chunk, their names, and the position of the chunk."""

@@ -12,12 +12,14 @@ The design, for those who want to change it:
 - **Optimizer.** `attach` makes the connection explicit. It adds new chunks to the optimizer, resets the moments of a
   row that is given to another id, and prevents rows from being given away between the lookup and the optimizer step
   that uses their gradients.
+- **Threads.** A lock protects the index, because a lookup may move its records in memory. Rows are read without it.
 - **Determinism.** Rows, initial values, admission and eviction depend on the ids, their order and the seed alone, not
   on wall-clock time, addresses or the number of threads.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,9 +115,10 @@ class DynamicEmbedding(nn.Module):
             max_rows = max_bytes // (embedding_dim * dtype.itemsize + BYTES_PER_ID)
             if not max_rows:
                 raise ValueError(f"max_bytes={max_bytes} is less than one row of width {embedding_dim} needs")
+        self._lock = threading.RLock()
         self._assignment = RowAssignment(max_rows, evict, admit_after, sketch_width, expire_after)
         self.embedding_dim, self.std, self.seed, self.chunk_rows = embedding_dim, float(std), int(seed), chunk_rows
-        self._attachment: Attachment | None = None
+        self._last_attachment: Attachment | None = None
         device = torch.device(device or torch.get_default_device())
         self._overflow_folder, self._memory_rows = _check_overflow(memory_rows, overflow_folder, device)
         self._states_in_memory: list[nn.Parameter] = []
@@ -134,6 +137,12 @@ class DynamicEmbedding(nn.Module):
     def max_rows(self) -> int:
         """The largest number of ids that have a row at the same time."""
         return self._assignment.max_rows
+
+    @property
+    def _attachment(self) -> Attachment | None:
+        """The connection to the optimizer; None if there is none, or if the optimizer does not exist any more."""
+        attachment = self._last_attachment
+        return None if attachment is None or attachment.find_optimizer() is None else attachment
 
     def _chunks(self) -> list[nn.Parameter]:
         return list(self.chunks)
@@ -168,7 +177,8 @@ class DynamicEmbedding(nn.Module):
                 "Look the ids up outside of the exported model, and pass it the embeddings"
             )
         converted, shape = convert_ids(ids)
-        rows = self._on_device(self._train_rows(converted) if self.training else self._index.find(converted))
+        with self._lock:
+            rows = self._on_device(self._train_rows(converted) if self.training else self._index.find(converted))
         values: Tensor = Lookup.apply(rows, self._check_attached, *self._chunks())  # type: ignore[no-untyped-call]
         return values.view(*shape, self.embedding_dim)
 
@@ -186,15 +196,16 @@ class DynamicEmbedding(nn.Module):
                 "DynamicEmbedding trains in one process: with several, each would give rows to ids in another order, "
                 "and gradients could not be added. Shard ids by process, or use cadam.torchrec"
             )
-        if self._attachment is None:
+        attachment = self._attachment
+        if attachment is None:
             self._index.finish_step()
         capacity = sum(map(len, self.chunks))
         rows, new = self._assignment.assign(ids, capacity=capacity, prepare=self._add_chunks)
         if len(new.rows):
             write_rows(self._chunks(), self._on_device(new.rows), self._initial_values(new.ids, self.seed))
             reused = new.rows[new.is_reused]
-            if self._attachment is not None and len(reused):
-                self._attachment.reset_rows(self._on_device(reused))
+            if attachment is not None and len(reused):
+                attachment.reset_rows(self._on_device(reused))
         return rows
 
     def _add_chunks(self, rows: int) -> None:
@@ -224,6 +235,7 @@ class DynamicEmbedding(nn.Module):
 
     # Chunks --------------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # optimizers cannot update a tensor that was made in inference mode
     def _new_chunk(self, rows: int, first_row: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
         if self._overflow_folder is None or first_row < self._memory_rows:
             return nn.Parameter(filled((rows, self.embedding_dim), 0.0, dtype, device))
@@ -240,7 +252,8 @@ class DynamicEmbedding(nn.Module):
 
     def _finish_step(self) -> None:
         """Let the rows of the step be released, and move the moments of new mapped chunks to files."""
-        self._index.finish_step()
+        with self._lock:
+            self._index.finish_step()
         folder, attachment = self._overflow_folder, self._attachment
         if not self._states_in_memory or folder is None or attachment is None:
             return
@@ -253,8 +266,9 @@ class DynamicEmbedding(nn.Module):
         ]
 
     def _set_chunks(self, chunks: list[nn.Parameter]) -> None:
-        if self._attachment is not None:
-            self._attachment.set_chunks(chunks)
+        attachment = self._attachment
+        if attachment is not None:
+            attachment.set_chunks(chunks)
         self.chunks = nn.ParameterList(chunks)
 
     def attach(self, optimizer: torch.optim.Optimizer, reset: ResetRows | None = None) -> None:
@@ -272,9 +286,9 @@ class DynamicEmbedding(nn.Module):
             ValueError: If the optimizer does not have the parameters of this table, or is not one of those above.
         """
         attachment = Attachment(optimizer, self._chunks(), lambda: self._finish_step(), reset)
-        if self._attachment is not None:
-            self._attachment.detach()
-        self._attachment = attachment
+        if self._last_attachment is not None:
+            self._last_attachment.detach()
+        self._last_attachment = attachment
 
     # Time ----------------------------------------------------------------------------------------------------------
 
@@ -291,7 +305,8 @@ class DynamicEmbedding(nn.Module):
             TypeError: If the time is not an integer.
             RuntimeError: If ids were seen before the first call, so that their times are numbers of lookups.
         """
-        self._assignment.advance(time)
+        with self._lock:
+            self._assignment.advance(time)
 
     # Counters and memory -------------------------------------------------------------------------------------------
 
@@ -301,7 +316,8 @@ class DynamicEmbedding(nn.Module):
 
     def memory(self) -> dict[str, int]:
         """Return the memory in bytes of the rows, of the index with its sketch, and of the optimizer state."""
-        state = self._attachment.optimizer.state if self._attachment is not None else {}
+        attachment = self._attachment
+        state = {} if attachment is None else attachment.optimizer.state
         tensors = [x for chunk in self.chunks for x in state.get(chunk, {}).values() if isinstance(x, Tensor)]
         return {
             "rows": sum(chunk.nbytes for chunk in self.chunks),
@@ -313,11 +329,19 @@ class DynamicEmbedding(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle. A copy is not attached to the optimizer."""
-        return {**self.__dict__, "_attachment": None}
+        state = {**self.__dict__, "_last_attachment": None}
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the part of the state dict that is not the rows: the index, the clock and the counters."""
-        return {**self._assignment.state_dict(), "seed": self.seed}
+        with self._lock:
+            return {**self._assignment.state_dict(), "seed": self.seed}
 
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: `_load_from_state_dict` loads the index together with the chunks."""
@@ -327,8 +351,12 @@ class DynamicEmbedding(nn.Module):
     ) -> None:
         """Load the index and give the table the chunks of a state dict, whose values torch then copies.
 
-        Everything is checked first. If anything is missing or damaged, the table stays as it is.
+        Everything is checked first. If anything is missing or damaged, the table stays as it is. A state dict without
+        any part of the table has missing keys, which ``strict=False`` allows.
         """
+        if not any(key.startswith((f"{prefix}chunks.", f"{prefix}_extra_state")) for key in state_dict):
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+            return
         if self._attachment is not None and local_metadata.get("assign_to_params_buffers"):
             raise RuntimeError(
                 "load_state_dict(assign=True) replaces parameters, which the attached optimizer would not notice: load "
@@ -344,9 +372,10 @@ class DynamicEmbedding(nn.Module):
             kept += 1
         ends = np.cumsum(sizes).tolist()
         new = [self._another_chunk(size, end - size) for size, end in zip(sizes[kept:], ends[kept:], strict=True)]
-        if new or kept < len(self.chunks):
-            self._set_chunks([*self._chunks()[:kept], *new])
-        self._assignment.load_state_dict(extra, index)
+        with self._lock:
+            if new or kept < len(self.chunks):
+                self._set_chunks([*self._chunks()[:kept], *new])
+            self._assignment.load_state_dict(extra, index)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _read_state(self, state_dict: Mapping[str, Any], prefix: str) -> tuple[IdIndex, dict[str, Any], list[int]]:
@@ -358,6 +387,8 @@ class DynamicEmbedding(nn.Module):
             raise ValueError(f"its seed is {extra['seed']}, and this table has {self.seed}")
         sizes: list[int] = []
         while (chunk := state_dict.get(f"{prefix}chunks.{len(sizes)}")) is not None:
+            if not isinstance(chunk, Tensor):
+                raise ValueError(f"its rows are of type {type(chunk).__name__}")
             if chunk.dim() != 2 or chunk.shape[1] != self.embedding_dim:
                 raise ValueError(
                     f"its rows have shape {tuple(chunk.shape[1:])}, and this table has {self.embedding_dim}"

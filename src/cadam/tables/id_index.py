@@ -129,13 +129,19 @@ class IdIndex:
     def _find(self, ids: Ids, is_training: bool) -> tuple[Words, int]:
         library, rows = package_library(), np.empty(len(ids), np.int64)
         misses = library.c.cadam_index_find(
-            self._address(), data_address(ids), len(ids), data_address(rows), is_training, library.parallel_for
+            self._address(), ids.ctypes.data, len(ids), rows.ctypes.data, is_training, library.parallel_for
         )
         return rows, int(misses)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy, without the addresses of the arrays."""
         return {**self.__dict__, "_addresses": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy. An array in the memory of a pickle is copied, so that it can grow."""
+        for name, value in state.items():
+            is_borrowed = isinstance(value, np.ndarray) and not value.flags.owndata
+            setattr(self, name, value.copy() if is_borrowed else value)
 
     def _address(self) -> int:
         """Return the address of the C struct."""
@@ -150,9 +156,9 @@ class IdIndex:
 
     def _set_addresses(self) -> tuple[int, int]:
         """Write the addresses of the arrays to the C structs, and return those of the structs."""
-        self._index["slots"], self._index["rows"] = data_address(self._slots), self._rows.ctypes.data
+        self._index["slots"], self._index["rows"] = self._slots.ctypes.data, self._rows.ctypes.data
         self._index["bits"] = len(self._slots).bit_length() - 1
-        self._sketch["counters"] = data_address(self._counters)
+        self._sketch["counters"] = self._counters.ctypes.data
         self._addresses = int(self._index.ctypes.data), int(self._sketch.ctypes.data) if self._counters.size else 0
         return self._addresses
 
@@ -274,9 +280,9 @@ class Batch:
             return NO_NEW_ROWS
         record = self._record = np.zeros((), ID_BATCH)
         self._new = np.empty((3, misses), np.int64)
-        address = data_address(self._new)
+        address = self._new.ctypes.data
         record["n"], record["misses"] = len(self._ids), misses
-        record["ids"], record["rows"] = data_address(self._ids), data_address(self.rows)
+        record["ids"], record["rows"] = self._ids.ctypes.data, self.rows.ctypes.data
         record["new_ids"], record["new_counts"] = address, address + 8 * misses
         record["new_rows"] = address + 16 * misses
         first_unused = index.row_count
@@ -321,12 +327,6 @@ def new_rows_of(new: Words, count: int, first_unused: int) -> NewRows:
 
 NO_NEW_ROWS = NewRows(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, bool))
 """The result of a batch whose ids all have a row."""
-
-
-def data_address(array: np.ndarray[Any, Any]) -> int:
-    """Return the address of an array of plain numbers. The attribute `ctypes` takes several times as long."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _slots_for(ids: int) -> int:

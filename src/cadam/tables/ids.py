@@ -40,6 +40,8 @@ def convert_ids(ids: Any) -> tuple[Ids, tuple[int, ...]]:
             ids = ids.to(torch.int64)
         array = ids.detach().cpu().contiguous().numpy()
         return array.view(np.uint64).reshape(-1), tuple(ids.shape)
+    if isinstance(ids, np.ma.MaskedArray) and ids.mask.any():
+        raise TypeError("ids must be integers or texts, got a masked array with missing values: give these an id")
     values = np.asarray(ids) if hasattr(ids, "__array__") else _as_array(ids)
     shape = values.shape
     if values.dtype.kind in "iu":
@@ -69,7 +71,18 @@ def _as_array(ids: Any) -> np.ndarray[Any, Any]:
         raise ValueError(f"nested sequences of ids must have equal lengths: {error}") from None
     if any(isinstance(value, list | tuple) for value in array.reshape(-1)):
         raise ValueError("nested sequences of ids must have equal lengths; pad them with an id of your choice")
+    _check_nesting(ids, array.ndim)
     return array
+
+
+def _check_nesting(ids: Any, depth: int) -> None:
+    """Raise TypeError if numpy took a single value for a sequence, such as the bytes of a scalar of pyarrow."""
+    if depth < 2:
+        return
+    for value in ids:
+        if not isinstance(value, list | tuple | range | np.ndarray | Tensor):
+            raise TypeError(f"ids must be all integers or all texts, got {type(value).__name__}")
+        _check_nesting(value, depth - 1)
 
 
 def _hash_texts(texts: list[str]) -> Ids:

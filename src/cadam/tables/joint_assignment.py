@@ -8,7 +8,7 @@ import numpy as np
 
 from ..native.loader import package_library
 from ..native.structs import ID_FEATURE, ROW_MEMORY, Records, Words
-from .id_index import NO_MEMORY, NewRows, data_address, new_rows_of
+from .id_index import NO_MEMORY, NewRows, new_rows_of
 from .ids import Ids
 from .row_assignment import RowAssignment
 
@@ -51,10 +51,10 @@ class JointBatch:
         self._new = [np.zeros((3, len(each)), np.int64) for each in ids]
         """The new ids of each feature, their counts and their rows."""
         self._batches["n"] = [len(each) for each in ids]
-        self._batches["ids"] = [data_address(each) for each in self.ids]
-        self._batches["rows"] = [data_address(each) for each in self.rows]
+        self._batches["ids"] = [each.ctypes.data for each in self.ids]
+        self._batches["rows"] = [each.ctypes.data for each in self.rows]
         for position, name in enumerate(("new_ids", "new_counts", "new_rows")):
-            self._batches[name] = [data_address(each[position]) for each in self._new]
+            self._batches[name] = [each[position].ctypes.data for each in self._new]
         self._admitted, self._refused = self._features["admitted"], self._batches["refused"]
         self._address = int(self._features.ctypes.data)
         self._indexes: list[tuple[int, int, int]] = []
@@ -68,7 +68,7 @@ class JointBatch:
             lengths: The number of ids that each feature has in an event.
         """
         self._table_rows = rows
-        self._features["table_rows"] = [data_address(rows) + rows.itemsize * first for first in firsts]
+        self._features["table_rows"] = [rows.ctypes.data + rows.itemsize * first for first in firsts]
         self._features["length"], self._features["stride"] = lengths, rows.shape[1]
 
     def find(self) -> None:
@@ -84,7 +84,7 @@ class JointBatch:
             memories: The tables of the model and the state of their optimizer, in which the rows of new ids are
                 started: an array of the struct `row_memory`.
         """
-        library, memory = package_library().c, (data_address(memories), len(memories))
+        library, memory = package_library().c, (memories.ctypes.data, len(memories))
         for assignment in self._assignments:
             assignment.start_batch()
         full = library.cadam_features_train(self._address, len(self._features), *memory)

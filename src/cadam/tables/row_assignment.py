@@ -185,6 +185,10 @@ class RowAssignment:
         """
         if not isinstance(state, Mapping) or not {"index", "counts", "has_clock", "next_sweep"} <= state.keys():
             raise ValueError("it has no index, so it is not the state dict of a DynamicEmbedding")
+        counts = state["counts"] if isinstance(state["counts"], Mapping) else {}
+        numbers = [*map(counts.get, self.counts), state["next_sweep"]]
+        if not isinstance(state["index"], Mapping) or not all(isinstance(number, int) for number in numbers):
+            raise ValueError("its index, a counter or its clock is damaged")
         return self.index.loaded(state["index"])
 
     def load_state_dict(self, state: Mapping[str, Any], index: IdIndex | None = None) -> None:

@@ -137,8 +137,10 @@ def test_words_and_histories_are_trained_exported_and_read_alike_from_csv_and_js
     optimizer = CAdam(model.named_parameters(), lr=0.1)
     torch.nn.functional.binary_cross_entropy_with_logits(model(**tensors), torch.rand(60)).backward()
     optimizer.step()
+    gradients = [param.grad for param in model.parameters()]
     loaded = LoadedModel(model.eval(), schema, tmp_path, 60)
     path, *_ = export(loaded, tmp_path / "model.pt2")
+    assert all(param.grad is gradient for param, gradient in zip(model.parameters(), gradients, strict=True))
     served = torch.export.load(path).module()(tensors)
     np.testing.assert_allclose(served.detach().numpy(), loaded.predict(records), rtol=0, atol=1e-6)
     np.testing.assert_allclose(loaded.predict(rows, text=True), loaded.predict(records), rtol=0, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import http.client
+import http.server
 import io
 import json
 import math
@@ -12,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +28,7 @@ import pytest
 
 from cadam.online import Batch, Console, Learner, Rejected, StreamMetrics
 from cadam.online.metrics.log_loss import LogLoss
+from cadam.online.monitoring import status_server
 from cadam.online.monitoring.rejection_reasons import generalize_reason
 from cadam.online.monitoring.status_page import RecentLoss, StatusPage, parse_address
 from cadam.online.monitoring.status_server import (
@@ -42,6 +45,7 @@ from tests.online.streams import Replayed, events, learner, table, weights
 prometheus = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
 
 HOSTILE = "price: <script>document.title = 'taken over'</script> & \"more\""
+PAGE = Path(status_server.__file__).with_name("status.html")
 RANGE = generalize_reason("item: 0 is not from 0 to 19")
 
 
@@ -230,19 +234,75 @@ def test_the_page_compares_the_model_with_the_best_constant_of_the_last_labels()
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
+def dump_page(url: str, folder: Path) -> str:
+    """Return the document of a page after its scripts have run."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+    command = [str(BROWSER), *options, f"--user-data-dir={folder}", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: neither chromium nor google-chrome is on the path")
+@pytest.mark.parametrize(
+    ("alert", "diverged", "banner"),
+    [
+        (0, 0, None),
+        (1, 0, "The log loss has risen, so version 500 is served"),
+        (0, 1, "The model has diverged and learning has stopped. Version 500 is served"),
+    ],
+)
+def test_the_page_of_a_service_shows_alerts_and_challengers(
+    tmp_path: Path, alert: int, diverged: int, banner: str | None
+) -> None:
+    loss = {"cadam_recent_log_loss": 0.5, "cadam_recent_best_constant": 0.6, "cadam_events": 900, "cadam_learned": 800}
+    guard = {"cadam_guard_alert": alert, "cadam_guard_enabled": 1, "cadam_diverged": diverged, "cadam_rollbacks": 0}
+    samples: list[Any] = [[name, {}, value] for name, value in {**loss, **guard}.items()]
+    samples.append(["cadam_served_version", {"version": "500"}, 1])
+    samples.append(["cadam_champion", {"optimizer": "CAdam"}, 1])
+    for name, verdict, low, high in (("A", 0, -2, -1), ("B", 0, 1, 2), ("C", 0, -1, 1), ("D", 1, -2, -1)):
+        samples.append(["cadam_challenger_verdict", {"optimizer": name}, verdict])
+        for value, number in (("mean", (low + high) / 2), ("low", low), ("high", high)):
+            samples.append(["cadam_challenger_difference", {"optimizer": name, "value": value}, number])
+    status = {"title": "a service", "samples": samples, "points": [], "silent": 0, "started": 0}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_page = self.path == "/"
+            content = PAGE.read_bytes() if is_page else json.dumps(status).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html" if is_page else "application/json")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = dump_page(f"http://127.0.0.1:{server.server_port}/", tmp_path)
+        server.shutdown()
+    shown = re.search(r'id="alert" role="alert"( hidden="")?>([^<]*)<', page)
+    assert shown is not None
+    assert (shown[1] is None) == (banner is not None)
+    assert (">of the learner, which is not served<" in page) == (banner is not None)
+    assert (">16.7% better than the best constant<" in page) == (banner is None)
+    assert shown[2].startswith(banner) if banner is not None else not shown[2]
+    verdicts = re.findall(r'data-name="verdict"[^>]*>([^<]*)<', page)
+    assert verdicts == [
+        "verdict",
+        "champion",
+        "better so far, undecided",
+        "worse so far, undecided",
+        "undecided",
+        "better",
+    ]
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no browser: neither chromium nor google-chrome is on the path")
 def test_a_browser_shows_the_metrics_and_runs_no_script_from_the_data(
     ended: tuple[Learner, StatusPage], tmp_path: Path
 ) -> None:
     ours, report = ended
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
-    page = subprocess.run(
-        [str(BROWSER), *options, f"--user-data-dir={tmp_path}", report.server.url],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    page = dump_page(report.server.url, tmp_path)
     shown = {
         html.unescape(name): float(value)
         for name, value in re.findall(r'data-metric="([^"]*)" data-value="([^"]+)"', page)

@@ -112,14 +112,22 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
         assert all(int(whole["metrics"][f"id_{count}/{name}"]) for count in ("rows", "admitted", "evicted", "expired"))
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["fixed", "growing"])
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
-def test_a_fused_training_step_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
-    """All labels come with their events, so that the scores are those of the training step."""
+def test_a_fused_training_step_killed_at_random_moments_ends_with_the_same_bits(
+    kills: int, grows: bool, tmp_path: Path
+) -> None:
+    """All labels come with their events, so that the scores are those of the training step.
+
+    With growing batches, the first of them are learned by two passes, because they set the bias of the model.
+    """
     columns = {name: values.tolist() for name, values in table(COUNT, seed=2).items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     place = parquet_stream(tmp_path / "data", rows)
-    whole = run_and_kill("labeled", place, tmp_path / "runs", kills, {"ONLINE_MODEL": "deepfm"})
+    variables = {"ONLINE_MODEL": "deepfm", "ONLINE_GROWTH": str(int(grows))}
+    whole = run_and_kill("labeled", place, tmp_path / "runs", kills, variables)
     assert int(whole["metrics"]["learned"]) == COUNT
+    assert (int(whole["metrics"]["steps"]) > 2 * COUNT // 16) == grows
 
 
 class Full:

@@ -22,16 +22,18 @@ class LimitedSource(Source):
     Args:
         source: The source to read from.
         limit: The number of events after which this source ends. None: it ends where the other source ends.
+        batch_size: The largest number of events of a batch. It matters for the saved rest of a batch, which an earlier
+            run may have read with a larger batch size.
     """
 
-    def __init__(self, source: Source, limit: int | None) -> None:
-        self.source, self.limit, self.remaining = source, limit, limit
+    def __init__(self, source: Source, limit: int | None, batch_size: int | None = None) -> None:
+        self.source, self.limit, self.remaining, self.batch_size = source, limit, limit, batch_size
         self.rest: Batch | None = None
         self.has_produced = False
         """Whether any batch was produced."""
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
-        if self.rest is not None and self.remaining != 0:
+        while self.rest is not None and self.remaining != 0:
             rest, self.rest, self.has_produced = self.rest, None, True
             yield self._cut(rest)
         if self.remaining == 0:
@@ -56,10 +58,11 @@ class LimitedSource(Source):
     def _cut(self, batch: Batch) -> Batch:
         """Cut a batch at the limit and keep the rest. Separate labels stay with the last event of the batch."""
         events = batch.events
-        if self.remaining is None or events is None:
+        if events is None:
             return batch
-        count = min(self.remaining, len(events))
-        self.remaining -= count
+        count = min(size for size in (len(events), self.remaining, self.batch_size) if size is not None)
+        if self.remaining is not None:
+            self.remaining -= count
         if count == len(events):
             return batch
         self.rest = Batch(events.take(slice(count, None)), batch.labels)

@@ -39,7 +39,8 @@ class Sums:
                 return cls(len(logits), float(np.sum(labels)), loss, float(chances.sum()))
             each = np.asarray(weights, dtype=np.float64)
             losses = np.logaddexp(0, np.where(labels, -logits, logits))
-            return cls(*(float(values) for values in (each.sum(), each @ labels, each @ losses, each @ chances)))
+            # Not by `each @ values`: the last bits of long dot products depend on the number of threads of the library.
+            return cls(float(each.sum()), *(float((each * values).sum()) for values in (labels, losses, chances)))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

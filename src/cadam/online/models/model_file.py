@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -56,7 +56,7 @@ def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
         The module and the function.
 
     Raises:
-        UsageError: if the file or the function does not exist.
+        UsageError: if the file or the function does not exist, or if the file cannot be parsed.
     """
     file, _, name = location.rpartition(":")
     path = Path(file)
@@ -71,20 +71,64 @@ def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
     sys.path.insert(0, str(path.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{file} has no function {name!r}")
     return module, function
 
 
+def imported_files(file: Path) -> list[Path]:
+    """Return the files in the folder of a model file that it imports, directly or through each other, without itself.
+
+    They are found by the import statements in the code, so imports with a computed name are not found.
+    """
+    file = file.resolve()
+    folder, files, queue = file.parent, {file}, [file]
+    while queue:
+        importer = queue.pop()
+        for name in _imported_names(importer, folder):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):  # the packages that contain the module are executed, too
+                module = folder.joinpath(*parts[:end])
+                for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
+                    if path not in files and path.is_file():
+                        files.add(path)
+                        queue.append(path)
+    return sorted(files - {file})
+
+
+def _imported_names(importer: Path, folder: Path) -> Iterator[str]:
+    """Yield the full names of everything that a file in a folder imports; some of them may not be modules."""
+    try:
+        tree = ast.parse(importer.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    package = importer.relative_to(folder).parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            base = [*parents, *([node.module] if node.module else [])]
+            yield from (
+                ".".join([*base, *names]) for names in ([], *([alias.name] for alias in node.names)) if base or names
+            )
+
+
 def build_from_function(location: str, function: Callable[[], Any], schema: Schema) -> nn.Module:
     """Build a model with a user's function, and check that it accepts the features of the schema.
 
     Raises:
-        UsageError: if the function does not return a torch.nn.Module.
+        UsageError: if the function fails, or does not return a torch.nn.Module.
     """
-    model = function()
+    try:
+        model = function()
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{location} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{location} returned a {type(model).__name__}, not a torch.nn.Module")
     check_arguments(model, schema, location)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     examples = {name: _example(kind).to(loaded.device) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
     try:
-        with frozen_ids(loaded.model):
+        with frozen_ids(loaded.model), _without_gradients(loaded.model):
             program = _trace(ScoringModel(loaded.model).eval(), examples, shapes)
     except Exception as error:  # tracing runs the code of the model, which may raise anything
         raise RuntimeError(
@@ -268,6 +269,18 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
         ) from error
     write_with(path, lambda new: _save(program, new, schema_text))
     return [path, weights_path, schema_path]
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Take the gradients from a model while it is traced: strict mode copies them, and warns about sparse ones."""
+    gradients = [(param, param.grad) for param in model.parameters()]
+    model.zero_grad()
+    try:
+        yield
+    finally:
+        for param, gradient in gradients:
+            param.grad = gradient
 
 
 def _trace(model: nn.Module, examples: Any, shapes: Any) -> Any:
