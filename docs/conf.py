@@ -81,24 +81,31 @@ def _finish_page(
 ) -> None:
     """Let links to reports, results and examples open them, and break lines at good places.
 
-    Options and the numbers of tables stay in one line. In tables, long names of code may break after their parts.
+    Options and numbers stay in one line. In tables, long names of code may break after their parts.
     """
     body = context.get("body", "").replace(' download=""', "")
     body = OPTIONS.sub(r'<span class="pre number">\1</span>', body)
-    context["body"] = re.sub(
-        r"<td>.*?</td>", _break_lines, body, flags=re.DOTALL
+    body = re.sub(r"<td>.*?</td>", _break_names, body, flags=re.DOTALL)
+    parts = re.split(
+        r"(<(pre|math|style|script)\b.*?</\2>)", body, flags=re.DOTALL
     )
+    # re.split returns, in turn, the text outside, the element, and its name.
+    parts[::3] = [
+        re.sub(r"(?<=>)[^<>]+(?=<)", _keep_numbers, part) for part in parts[::3]
+    ]
+    del parts[2::3]
+    context["body"] = "".join(parts)
 
 
-def _break_lines(cell: re.Match[str]) -> str:
-    def mark_numbers(text: re.Match[str]) -> str:
-        return NUMBERS.sub(r'<span class="number">\g<0></span>', text[0])
+def _keep_numbers(text: re.Match[str]) -> str:
+    return NUMBERS.sub(r'<span class="number">\g<0></span>', text[0])
 
-    def break_name(name: re.Match[str]) -> str:
+
+def _break_names(cell: re.Match[str]) -> str:
+    def mark(name: re.Match[str]) -> str:
         return re.sub(r"(?<=[_.,=/])(?=\w)", "<wbr>", name[0])
 
-    text = re.sub(r"(?<=>)[^<>]+(?=<)", mark_numbers, cell[0])
-    return re.sub(r'(?<=<span class="pre">)[^<]{13,}', break_name, text)
+    return re.sub(r'(?<=<span class="pre">)[^<]{13,}', mark, cell[0])
 
 
 def _from_the_root(
