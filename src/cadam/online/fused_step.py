@@ -307,8 +307,8 @@ class FusedPass:
     def forward(self, columns: Columns) -> Array | None:
         """Return the scores of a batch, or None if it is not supported. Then nothing has changed.
 
-        A batch is not supported if a feature has an unexpected type or shape, if an id is not a row of its table, or if
-        a score is not finite.
+        A batch is not supported if a feature has an unexpected type or shape, if an id is not a row of its feature, or
+        if a score is not finite.
         """
         values = [columns[name] for name in self.names if name in columns]
         if [value.shape for value in values] != self.shapes:

@@ -12,4 +12,4 @@ def disable_sparse_checks() -> None:
     ``check_invariants=False`` is passed (https://github.com/pytorch/pytorch/issues/184610). The setting is global, so
     only processes of the command line call this function, before any code of a user's model file.
     """
-    torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]

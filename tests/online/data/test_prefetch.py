@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -87,6 +88,46 @@ def test_an_error_of_the_consumer_ends_the_thread() -> None:
         consume()
     items.check_ended()
     assert items.computed < 10
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_the_items_are_computed_by_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    items = Items(5)
+    assert list(prefetch(items.compute())) == list(range(5))
+    assert items.threads == {threading.current_thread()}
+    assert items.is_closed
+
+
+def test_a_file_is_read_although_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 2 * 4 * CHUNK_BATCHES + 3
+    pq.write_table(pa.table({"x": np.arange(rows, dtype=float), "y": np.zeros(rows)}), tmp_path / "x.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        batches = list(ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4))
+    values = [batch.events.features["x"] for batch in batches if isinstance(batch, Batch) and batch.events is not None]
+    np.testing.assert_array_equal(np.concatenate(values), np.arange(rows))
+
+
+def test_a_file_is_not_rejected_because_too_many_files_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"x": np.arange(9.0), "y": np.zeros(9)}), tmp_path / "x.parquet")
+    source = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
+
+    def open_too_many(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetFile", open_too_many)
+        with pytest.raises(OSError, match="Too many open files"):
+            next(iter(source))
+    batches = [batch for batch in source if isinstance(batch, Batch)]
+    assert [0 if batch.events is None else len(batch.events) for batch in batches] == [4, 4, 1]
+    assert not any(batch.rejected for batch in batches)
 
 
 def test_the_position_is_that_of_the_batches_that_were_consumed(tmp_path: Path) -> None:

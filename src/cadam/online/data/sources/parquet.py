@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -35,6 +36,9 @@ FINGERPRINT_BYTES = 65_536
 UNCHANGED_SECONDS = 10.0
 """An unreadable file in a followed folder is rejected when it has not changed for this time. Until then it may still be
 written."""
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Error numbers that say nothing about the file: too many files are open, or memory is short. They end the run, and the
+same command reads the file later."""
 INSPECTED_FILES = 1000
 """The number of files whose column names are read for validation."""
 
@@ -189,6 +193,8 @@ class ParquetSource(Source):
                 self.chunk, self.batch = self.chunk + 1, 0
             self._finish_file()
         except Exception as error:  # A damaged file can make pyarrow raise anything, and must not block later files.
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise
             size, changed = (path.stat().st_size, path.stat().st_mtime) if path.exists() else (0, 0.0)
             if self.follow and time.time() - changed < UNCHANGED_SECONDS:
                 yield None

@@ -23,7 +23,8 @@ def prefetch(items: Generator[Item], ahead: int = 1) -> Iterator[Item]:
     """Yield the items of a generator, which a second thread computes while the consumer uses the earlier ones.
 
     The generator must depend on nothing that the consumer changes. In this way a source can read and convert ahead and
-    still know its position, which it advances as the items are consumed. Neither thread waits actively.
+    still know its position, which it advances as the items are consumed. Neither thread waits actively. If no thread
+    can be started, the items are computed when they are requested.
 
     Args:
         items: The generator. It is closed in the second thread when the consumer stops early.
@@ -55,7 +56,11 @@ def prefetch(items: Generator[Item], ahead: int = 1) -> Iterator[Item]:
 
     # The interpreter does not wait for this thread if it exits before the consumer has closed the iterator.
     thread = Thread(target=compute, name="cadam prefetch", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no threads left
+        yield from items
+        return
     try:
         while not isinstance(item := queue.get(), _End):
             yield item
