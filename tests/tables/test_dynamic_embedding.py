@@ -360,11 +360,12 @@ def test_an_optimizer_that_is_replaced_must_be_attached(make: Make) -> None:
 
 
 def test_a_model_without_its_table_is_loaded_if_that_is_allowed() -> None:
-    model = nn.ModuleDict({"table": attached()[0], "layer": nn.Linear(2, 2)})
-    model["table"]([1, 2])
+    table = attached()[0]
+    model = nn.ModuleDict({"table": table, "layer": nn.Linear(2, 2)})
+    table([1, 2])
     state = nn.ModuleDict({"layer": nn.Linear(2, 2)}).state_dict()
     assert model.load_state_dict(state, strict=False).missing_keys == ["table._extra_state", "table.chunks.0"]
-    assert model["table"].counters().rows == 2
+    assert table.counters().rows == 2
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(state)
 
