@@ -90,6 +90,8 @@ class Job:
     """Stops the learner when too many events are rejected."""
     baseline_check: BaselineCheck
     """Warns if the model is not better than a constant."""
+    read_size: int
+    """The largest number of events that are read at once."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -210,7 +212,9 @@ def prepare(options: argparse.Namespace) -> Job:
         logger.info("the model is on %s", config.device)
     if batch_size == 1 or ": " in learner.training_mode:  # a colon precedes the reason why compiled code is not used
         logger.info("learning: %s", learner.training_mode)
-    return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
+    return Job(
+        options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check, read_size
+    )
 
 
 def _learning_rate(
@@ -353,7 +357,7 @@ class _RestoredSource(LimitedSource):
     """
 
     def __init__(self, job: Job, limit: int | None) -> None:
-        super().__init__(job.source, limit)
+        super().__init__(job.source, limit, job.read_size)
         self.job = job
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

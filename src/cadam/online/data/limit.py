@@ -22,18 +22,20 @@ class LimitedSource(Source):
     Args:
         source: The source to read from.
         limit: The number of events after which this source ends. None: it ends where the other source ends.
+        batch_size: The largest number of events of a batch from the rest, which may have been read in larger batches
+            before. None: the rest is one batch.
     """
 
-    def __init__(self, source: Source, limit: int | None) -> None:
-        self.source, self.limit, self.remaining = source, limit, limit
+    def __init__(self, source: Source, limit: int | None, batch_size: int | None = None) -> None:
+        self.source, self.limit, self.remaining, self.batch_size = source, limit, limit, batch_size
         self.rest: Batch | None = None
         self.has_produced = False
         """Whether any batch was produced."""
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
-        if self.rest is not None and self.remaining != 0:
+        while self.rest is not None and self.remaining != 0:
             rest, self.rest, self.has_produced = self.rest, None, True
-            yield self._cut(rest)
+            yield self._cut(rest, self.batch_size)
         if self.remaining == 0:
             return
         for batch in self.source:
@@ -53,13 +55,19 @@ class LimitedSource(Source):
         """Return the backlog of the wrapped source."""
         return self.source.backlog()
 
-    def _cut(self, batch: Batch) -> Batch:
-        """Cut a batch at the limit and keep the rest. Separate labels stay with the last event of the batch."""
+    def _cut(self, batch: Batch, most: int | None = None) -> Batch:
+        """Cut a batch at the limit and keep the rest. Separate labels stay with the last event of the batch.
+
+        Args:
+            batch: the batch.
+            most: the largest number of events, None for no other limit than that of the source.
+        """
         events = batch.events
-        if self.remaining is None or events is None:
+        if events is None:
             return batch
-        count = min(self.remaining, len(events))
-        self.remaining -= count
+        count = min(number for number in (len(events), self.remaining, most) if number is not None)
+        if self.remaining is not None:
+            self.remaining -= count
         if count == len(events):
             return batch
         self.rest = Batch(events.take(slice(count, None)), batch.labels)
