@@ -372,7 +372,8 @@ class Analysis:
         elif is_same:
             kind = "equivalent"
         by_period = [
-            100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
+            100 * (a / b - 1) if b else math.nan
+            for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True)
         ]
         more_events, more_seeds = pair.estimate_more() if kind == "inconclusive" else (None, None)
         if self._is_reversed(arm):
