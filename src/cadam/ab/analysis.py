@@ -5,6 +5,9 @@ discounted past loss under the same seed (`cadam.statistics.rate_selection`). If
 that were known when the batch was predicted count. The log loss of an event is limited to `MAX_LOSS`, so that
 differences have all moments.
 
+Each of several arms is compared with the baseline at a share of the error probability (Bonferroni's inequality; Dunn
+1961, "Multiple comparisons among means", Journal of the American Statistical Association 56(293)).
+
 Warm-up ends, for all arms at the same moment, when the recent log loss of every arm is below that of the best constant
 prediction for the same events; or when that is true of one arm and as many events again have passed. The moment depends
 only on the past and treats all arms alike.
