@@ -111,6 +111,34 @@ def test_a_trend_is_named_where_the_intervals_exclude_that_there_is_none() -> No
     assert make_result().pairs[0].trend == ""
 
 
+def test_periods_without_weight_do_not_count() -> None:
+    (pair,) = make_result(periods=[-1.0, 2.0, math.nan, math.nan]).pairs
+    assert pair.share_of_periods_ahead == 0.5
+    assert pair.quarters == []
+    assert "CAdam has the lower log loss in 50% of 2 periods." in reasons(pair, make_result())
+
+
+def test_nothing_is_said_about_a_difference_that_was_not_judged() -> None:
+    for fields in ({"warm_up": None}, {"warm_up": 30_000}):
+        result = make_result(
+            kind="inconclusive", difference=math.nan, over_time=Interval(math.nan, -math.inf, math.inf, 0), **fields
+        )
+        text = " ".join([first_headline(result), summary(result.pairs[0], result)])
+        assert "nan" not in text
+        assert "Nothing is recommended: " in text
+        assert "Use Adam" not in text
+    assert "no events could be compared after the warm-up, which took 30,000 of 30,000 events" in text
+    untrained = make_result(warm_up=None)
+    lines = reasons(untrained.pairs[0], untrained)
+    assert lines[0].startswith("No events were judged. The log loss over all 30,000 events is 0.4950 with CAdam, ")
+
+
+def test_equal_predictions_are_not_described_by_intervals() -> None:
+    result = make_result(kind="equivalent", is_same=True, over_seeds=None)
+    assert "to the last bit" in first_headline(result)
+    assert not any("seed" in line or "periods" in line for line in reasons(result.pairs[0], result))
+
+
 def test_limits_of_the_result_are_warnings() -> None:
     texts = " ".join(warnings(make_result(clipped_share=0.01)))
     assert "1.0% of the predictions was limited to 15" in texts

@@ -150,6 +150,24 @@ def test_the_lower_neighbor_of_the_leader_keeps_its_history_during_a_rest(short_
         assert torch.equal(left, right)
 
 
+def test_a_higher_rate_that_is_ahead_is_not_deleted_by_a_rest(short_schedule: None) -> None:
+    learner = tuned(0.03)
+    for batch in stream(120):
+        watched = tuning(learner)
+        learner.learn(batch)
+        if watched.stage == len(module.STAGES) and not watched.rest_ends and max(watched.candidates) > watched.position:
+            break
+    higher = max(watched.candidates)
+    assert higher > watched.position
+    watched.stable_since, watched.watched_since = watched.labeled - module.WATCH, watched.labeled
+    watched.selector._totals[watched.rate_at(higher)] = (1 - module.MARGIN / 2) * watched.selector._totals[watched.rate]
+    watched._follow_schedule()
+    assert not watched.rest_ends
+    watched.watched_since = watched.labeled - module.LONGEST_WATCH
+    watched._follow_schedule()
+    assert watched.rest_ends
+
+
 def test_the_second_batch_is_predicted_at_the_lowest_rate() -> None:
     """A high first rate ruins the weights with its first step, before any loss shows it."""
     learner = tuned(30.0)

@@ -5,6 +5,9 @@ discounted past loss under the same seed (`cadam.statistics.rate_selection`). If
 that were known when the batch was predicted count. The log loss of an event is limited to `MAX_LOSS`, so that
 differences have all moments.
 
+Each of several arms is compared with the baseline at a share of the error probability (Bonferroni's inequality; Dunn
+1961, "Multiple comparisons among means", Journal of the American Statistical Association 56(293)).
+
 Warm-up ends, for all arms at the same moment, when the recent log loss of every arm is below that of the best constant
 prediction for the same events; or when that is true of one arm and as many events again have passed. The moment depends
 only on the past and treats all arms alike.
@@ -372,7 +375,8 @@ class Analysis:
         elif is_same:
             kind = "equivalent"
         by_period = [
-            100 * (a / b - 1) for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True) if b
+            100 * (a / b - 1) if b else math.nan
+            for a, b in zip(own.own_loss_by_period, base.own_loss_by_period, strict=True)
         ]
         more_events, more_seeds = pair.estimate_more() if kind == "inconclusive" else (None, None)
         if self._is_reversed(arm):

@@ -63,8 +63,9 @@ def compare(
 
             def advance(runs: list[Run], end: int = end, start: int = start, events: int = events) -> None:
                 failures: list[Advanced] = []
-                for count, advanced in enumerate(runner.advance(runs, end, total * len(runner.runs)), 1):
-                    done = (start + (events - start) * count / len(runs)) / total
+                others = len(runner.runs) - len(runs)  # have got as far already
+                for count, advanced in enumerate(runner.advance(runs, end, total * len(runner.runs)), 1 + others):
+                    done = (start + (events - start) * count / len(runner.runs)) / total
                     notify(Progress(done, events, analysis, advanced))
                     failures += [advanced] if advanced.failure else []
                 if failures:

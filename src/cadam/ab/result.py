@@ -100,7 +100,7 @@ class PairResult:
     more_seeds: int | None = None
     """For an undecided comparison: the estimated number of seeds that would decide it."""
     periods: Sequence[float] = ()
-    """The difference of the log loss in each period, in percent."""
+    """The difference of the log loss in each period, in percent; nan where no event has a weight."""
     users: Interval | None = None
     """The difference of the log loss over users, in percent; None without users."""
     users_ahead: float = math.nan
@@ -115,8 +115,12 @@ class PairResult:
     @property
     def quarters(self) -> list[float]:
         """The difference of the log loss in each quarter of the judged events, in percent."""
-        quarters = np.array_split(np.asarray(self.periods, dtype=np.float64), 4)
-        return [float(quarter.mean()) for quarter in quarters] if len(self.periods) >= 4 else []
+        periods = self._judged_periods
+        return [float(np.mean(quarter)) for quarter in np.array_split(periods, 4)] if len(periods) >= 4 else []
+
+    @property
+    def _judged_periods(self) -> list[float]:
+        return [period for period in self.periods if math.isfinite(period)]
 
     @property
     def trend(self) -> str:
@@ -129,7 +133,8 @@ class PairResult:
     @property
     def share_of_periods_ahead(self) -> float:
         """The share of periods in which the arm has the lower log loss."""
-        return sum(each < 0 for each in self.periods) / len(self.periods) if self.periods else math.nan
+        periods = self._judged_periods
+        return sum(each < 0 for each in periods) / len(periods) if periods else math.nan
 
     @property
     def is_decided(self) -> bool:

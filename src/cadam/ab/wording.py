@@ -34,6 +34,11 @@ def objection(pair: PairResult, result: Result) -> str:
             "no model is better than the best constant prediction. Check label and features, or use more events or "
             "other learning rates"
         )
+    if not math.isfinite(pair.difference):
+        return (
+            f"no events could be compared after the warm-up, which took {result.warm_up:,} of "
+            f"{result.processed_events:,} events. Use more events"
+        )
     if pair.is_reversed and pair.kind in ("better", "worse"):
         return (
             f"the learning rates decide which arm is ahead. With rates chosen along the stream, {_effect(pair)}; at "
@@ -155,9 +160,13 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
     lines: list[str] = []
     if pair.kind == "diverged":
         return lines
+    if result.warm_up is None:
+        return [*_losses_without_judgment(pair, result), *_losses_in_hindsight(pair, result)]
+    if pair.is_same:
+        return _losses_in_hindsight(pair, result)
     if pair.decided_at is not None:
         when = "at the end of the stream, " if pair.decided_at == result.events else ""
-        lines.append(f"Decided {when}after {pair.decided_at:,} events, of which {result.warm_up or 0:,} were warm-up.")
+        lines.append(f"Decided {when}after {pair.decided_at:,} events, of which {result.warm_up:,} were warm-up.")
     if pair.first_decided_at not in (None, pair.decided_at):
         lines.append(f"There was a verdict for the first time after {pair.first_decided_at:,} events.")
     if pair.reopened_at is not None:
@@ -184,15 +193,11 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
         trend = f"The difference {pair.trend} along the stream. " if pair.trend else ""
         by_quarter = join_words([f"{quarter:+.2f}" for quarter in quarters])
         lines.append(f"{trend}By quarters of the judged events, the difference of the log loss is {by_quarter}%.")
-    if math.isfinite(pair.in_hindsight):
-        lines.append(
-            f"Log loss at the best single rate in hindsight: {pair.arm} {arm.loss_at_best_rate:.4f} (at "
-            f"{arm.best_rate:g}), {pair.baseline} {base.loss_at_best_rate:.4f} (at {base.best_rate:g}), difference "
-            f"{pair.in_hindsight:+.2f}%."
-        )
+    lines += _losses_in_hindsight(pair, result)
     if pair.periods:
         lines.append(
-            f"{pair.arm} has the lower log loss in {pair.share_of_periods_ahead:.0%} of {len(pair.periods)} periods."
+            f"{pair.arm} has the lower log loss in {pair.share_of_periods_ahead:.0%} of "
+            f"{sum(map(math.isfinite, pair.periods))} periods."
         )
     beside = []
     for name, title in (("gauc", "GAUC"), ("auc", "AUC")):
@@ -212,6 +217,27 @@ def reasons(pair: PairResult, result: Result) -> list[str]:
     return lines
 
 
+def _losses_in_hindsight(pair: PairResult, result: Result) -> list[str]:
+    """Return a sentence about the best single learning rates; none if no rate has a finite loss."""
+    if not math.isfinite(pair.in_hindsight):
+        return []
+    arm, base = result.arm(pair.arm), result.arm(pair.baseline)
+    return [
+        f"Log loss at the best single rate in hindsight: {pair.arm} {arm.loss_at_best_rate:.4f} (at "
+        f"{arm.best_rate:g}), {pair.baseline} {base.loss_at_best_rate:.4f} (at {base.best_rate:g}), difference "
+        f"{pair.in_hindsight:+.2f}%."
+    ]
+
+
+def _losses_without_judgment(pair: PairResult, result: Result) -> list[str]:
+    """Return a sentence about the log loss over all events, none of which was judged."""
+    own, base = (result.arm(name).metrics["log_loss"] for name in (pair.arm, pair.baseline))
+    return [
+        f"No events were judged. The log loss over all {result.processed_events:,} events is {own:.4f} with "
+        f"{pair.arm}, {base:.4f} with {pair.baseline} and {result.best_constant:.4f} with the best constant prediction."
+    ]
+
+
 def warnings(result: Result) -> list[str]:
     """Return what limits the result."""
     lines = []
@@ -229,6 +255,12 @@ def summary(pair: PairResult, result: Result) -> str:
     """Return one paragraph: what to do, what it is worth, how sure it is, and what was assumed."""
     if pair.kind == "diverged":
         return f"Nothing can be said about these arms, because {_divergence(pair, result)}"
+    if result.warm_up is None:
+        return " ".join(
+            [f"Nothing is recommended: {objection(pair, result)}.", *_losses_without_judgment(pair, result)]
+        )
+    if not math.isfinite(pair.difference):
+        return f"Nothing is recommended: {objection(pair, result)}."
     recommended = result.recommended
     rate = result.arm(recommended).rate_to_use
     todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
@@ -251,8 +283,7 @@ def summary(pair: PairResult, result: Result) -> str:
     assumed = (
         "Each arm predicts every event before learning it, at the learning rate with the lowest recent loss so far. "
     )
-    if result.warm_up is not None:
-        assumed += f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
+    assumed += f"The first {result.warm_up:,} events, before the models were better than a constant, do not count. "
     assumed += "No assumption about drift is made; the verdict is about this stream, this model and seeds like these."
     if result.lag:
         assumed += f" Labels are up to {result.lag} batches late, which the interval takes into account."

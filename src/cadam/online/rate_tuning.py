@@ -71,8 +71,13 @@ It is twice as many in the third stage and three times as many in the last. A sh
 high rate is better, then does not delete the models with low rates.
 """
 WATCH, LONGEST_WATCH = 16_384, 49_152
-"""In the last stage, a rest begins when the leader has not changed for `WATCH` labeled events, or has been watched for
-`LONGEST_WATCH`."""
+"""In the last stage, a rest begins when the leader has not changed for `WATCH` labeled events and no higher rate has a
+lower loss, or when the watch has lasted for `LONGEST_WATCH`.
+
+A copy of the leader at a higher rate starts with the leader's discounted loss, so after `WATCH` events more than half
+of its loss is still that of the leader, and a copy that learns better may not be ahead by `MARGIN` yet. If it were
+deleted then, it would have to start again after a longer rest, with the same result.
+"""
 FIRST_REST, LONGEST_REST = 32_768, 262_144
 """The labeled events of the first rest, and of the longest one.
 
@@ -308,12 +313,20 @@ class RateTuning(TrainingStep):
             self.stage, self.stable_since = stage, self.labeled
             self.watched_since = self.labeled
             self._set_window(window)
-        elif stage == len(STAGES) and (
-            self.labeled - self.stable_since >= WATCH or self.labeled - self.watched_since >= LONGEST_WATCH
-        ):
+        elif stage == len(STAGES) and self._is_rest_due():
             self._rest()
         elif self._is_at_end() and self.labeled - self.stable_since >= PATIENCE * (stage - 1):
             self._set_window(window)
+
+    def _is_rest_due(self) -> bool:
+        if self.labeled - self.watched_since >= LONGEST_WATCH:
+            return True
+        return self.labeled - self.stable_since >= WATCH and not self._is_higher_rate_ahead()
+
+    def _is_higher_rate_ahead(self) -> bool:
+        """Whether a candidate above the leader has a lower loss, though not by `MARGIN`; a rest would delete it."""
+        own = self.selector.loss(self.rate)
+        return any(self.selector.loss(self.rate_at(each)) < own for each in self.candidates if each > self.position)
 
     def _is_close(self, position: int) -> bool:
         return self.selector.loss(self.rate_at(position)) <= (1 + CLOSE) * self.selector.loss(self.rate)

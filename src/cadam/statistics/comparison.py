@@ -140,7 +140,7 @@ def compare(
     repeat: Mapping[int, float] | None = None,
     random: bool = True,
 ) -> Comparison:
-    """Compare a metric of an arm with that of its baseline, seed by seed.
+    """Compare a metric of an arm with that of its baseline, seed by seed, by the paired interval of Student (1908).
 
     Args:
         arm: The metric of the arm by seed.

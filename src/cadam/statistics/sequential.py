@@ -43,6 +43,9 @@ NARROWEST_AT = 500
 class ConfidenceSequence:
     """A confidence sequence for the mean difference of two forecasters, updated batch by batch.
 
+    It is that of Choe and Ramdas (2024) in the asymptotic form of Waudby-Smith et al. (2024), with the mixture of
+    Robbins (1970); the description of the module has the references.
+
     Let S be the sum over events of the differences so far, W the number of events, and V the sum over batches of the
     squared deviations of the batches' sums. The ends are S / W -+ h / W with
 
@@ -269,6 +272,8 @@ def _mixture_factor(alpha: float) -> float:
 def student_quantile(normal: float, degrees: int) -> float:
     """Return the quantile of Student's t that corresponds to a quantile of the normal distribution, approximately.
 
+    The expansion is 26.7.5 of Abramowitz and Stegun (1964).
+
     Args:
         normal: The quantile of the standard normal distribution.
         degrees: The degrees of freedom; from about 10 on the error is below 1% for quantiles up to 4.
@@ -281,7 +286,7 @@ def student_quantile(normal: float, degrees: int) -> float:
 
 
 def remove_skewness(quantile: float, skewness: float) -> float:
-    """Return the quantile of Student's statistic of skewed values, by the inverse of Hall's transformation.
+    """Return the quantile of Student's statistic of skewed values, by the inverse of the transformation of Hall (1992).
 
     Args:
         quantile: The quantile for values without skewness.

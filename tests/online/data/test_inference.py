@@ -88,6 +88,24 @@ def test_csv_is_read_with_every_separator_quotes_and_compression(name: str, sepa
     assert read(path, schema) == (ROWS, [])
 
 
+@pytest.mark.parametrize("is_adjacent", [True, False])
+def test_copies_of_rows_are_named_instead_of_columns_that_predict_their_labels(
+    is_adjacent: bool, tmp_path: Path
+) -> None:
+    order = sorted([*range(ROWS), *range(ROWS)]) if is_adjacent else [*range(ROWS), *range(ROWS)]
+    once = {"note": column("hex"), "price": column("price"), "click": column("click")}
+    twice = {name: [values[row] for row in order] for name, values in once.items()}
+    (copied,) = [text for text in inferred(write_csv(tmp_path / "twice.csv", twice)).warnings if "copies" in text]
+    assert copied.startswith("50.0% of the rows are copies of earlier rows, with their labels.")
+    assert not any("alone predicts" in text for text in inferred(tmp_path / "twice.csv").warnings)
+    assert not any("copies" in text for text in inferred(write_csv(tmp_path / "once.csv", once)).warnings)
+
+
+def test_rows_that_repeat_by_chance_are_no_copies(tmp_path: Path) -> None:
+    few_values = {"device": column("device"), "click": column("click")}
+    assert not any("copies" in text for text in inferred(write_csv(tmp_path / "a.csv", few_values)).warnings)
+
+
 TIME_FORMATS = (
     "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%d/%m/%Y %H:%M", "%m/%d/%Y %I:%M:%S %p", "%d.%m.%Y",
     "%d-%b-%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%d/%b/%Y:%H:%M:%S %z", "%Y年%m月%d日", "%Y%m%d",

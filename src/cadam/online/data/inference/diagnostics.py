@@ -26,6 +26,10 @@ REPEATING = 0.75
 """Up to this fraction of distinct values, integers repeat often enough to be ids."""
 MIN_LEAK_EVENTS, MAX_LEAK_EVENTS = 200, 20_000
 """The number of labeled events that the check for leaks needs, and the most that it uses."""
+MIN_COPIES = 0.05
+"""The share of rows that are copies of earlier rows from which a warning is given."""
+COPIED_LABELS = 0.9
+"""If rows repeat by chance, this share of their positive labels does not repeat with them."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _NUMBER_WITH_COMMA = re.compile(r"[-+]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)")
 _NUMBER_WITH_SIGN = re.compile(r"[-+]?[$€£¥₹] ?[-+]?\d[\d.,]*|[-+]?\d[\d.,]* ?[$€£¥₹%]")
@@ -77,7 +81,41 @@ def find_warnings(schema: Schema, columns: Columns, sample: Sample, ignored: Col
         for name, column in columns.items()
         if name not in unused
     ]
-    return warnings + [doubt for doubt in doubts if doubt] + _find_leaks(schema, columns, sample)
+    labels = schema.target.labels(columns[schema.target.column].values, sample.is_text)[0]
+    copies = _find_copies(columns, schema.target.column, labels)
+    if copies.any():
+        warnings.append(
+            f"{copies.mean():.1%} of the rows are copies of earlier rows, with their labels. If events were recorded "
+            "twice, remove the copies: a model that has learned a row knows the label of its copy"
+        )
+    leaks = _find_leaks(schema, columns, labels, copies)
+    return warnings + [doubt for doubt in doubts if doubt] + leaks
+
+
+def _find_copies(columns: Columns, target: str, labels: Array) -> Array:
+    """Return which rows are copies of earlier rows; none if rows seem to repeat by chance, or if few do.
+
+    If rows repeat because they have few different values, their labels differ. If events were recorded twice, the label
+    of a row is that of the row before it with the same values. Positive labels are compared, because rare ones make
+    labels agree by chance.
+    """
+    values = [
+        [repr(value) for value in column.values] if column.type in ("list", "nested") else column.values
+        for name, column in columns.items()
+        if name != target
+    ]
+    copies = np.zeros(len(labels), dtype=bool)
+    label_before: dict[tuple[Any, ...], float] = {}
+    positives = repeated_positives = 0
+    for row, key in enumerate(zip(*values, strict=True)):
+        label = float(labels[row])
+        if key in label_before:
+            copies[row] = label == label_before[key]
+            positives += label > 0
+            repeated_positives += label > 0 and bool(copies[row])
+        label_before[key] = label
+    is_by_chance = repeated_positives < COPIED_LABELS * positives or not positives
+    return np.zeros_like(copies) if is_by_chance or copies.mean() < MIN_COPIES else copies
 
 
 def _find_doubt(column: Column, kind: Kind, total: int | None) -> str:
@@ -124,10 +162,14 @@ def _find_written_numbers(column: Column, sample: Sample) -> str:
     return f"values such as {example!r} of {column.name!r} look like numbers with {form}, but are text. {advice}"
 
 
-def _find_leaks(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
-    """Return warnings about features that alone predict the label almost perfectly."""
-    labels = schema.target.labels(columns[schema.target.column].values, sample.is_text)[0]
+def _find_leaks(schema: Schema, columns: Columns, labels: Array, copies: Array) -> list[str]:
+    """Return warnings about features that alone predict the label almost perfectly.
+
+    Copies of rows are left out if enough others remain, because any unique value predicts the label of its copy.
+    """
     rows = np.flatnonzero(~np.isnan(labels))
+    if (~copies[rows]).sum() >= MIN_LEAK_EVENTS:
+        rows = rows[~copies[rows]]
     if len(rows) < MIN_LEAK_EVENTS:
         return []
     rows = rows[:: max(1, len(rows) // MAX_LEAK_EVENTS)]
