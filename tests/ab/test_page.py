@@ -62,6 +62,12 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
             "undecided",
         ),
         (
+            {"kind": "inconclusive", "over_time": Interval(-1.0, -math.inf, math.inf, 11), "more_events": 3_000},
+            "but the interval over time is unknown (11 of the 20 batches that it needs were judged). At least 3,000 more "
+            "events are needed before it can be decided.",
+            "undecided",
+        ),
+        (
             {"kind": "inconclusive", "is_reversing": True, "recent_over_time": Interval(0.3, 0.1, 0.5, 200)},
             "but it is +0.30% in the recent part, after 14,000 events.",
             "undecided",

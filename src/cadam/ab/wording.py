@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ..statistics.comparison import Kind, position, sign
 from ..statistics.intervals import Interval
+from ..statistics.sequential import FIRST_CHECK
 from .result import METRIC_NAMES, UNITS, PairResult, Result
 from .text import count, join_words
 
@@ -110,7 +111,11 @@ def _doubt(pair: PairResult, result: Result) -> str:
     if doubtful:
         parts.append(f"{_name_intervals(doubtful)} {'includes' if len(doubtful) == 1 else 'include'} 0")
     if unknown:
-        parts.append(f"{_name_intervals(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown")
+        text = f"{_name_intervals(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown"
+        if "time" in unknown and pair.over_time.count < FIRST_CHECK:
+            batches = "batches" if pair.metric == "log_loss" else "blocks"
+            text += f" ({pair.over_time.count} of the {FIRST_CHECK} {batches} that it needs were judged)"
+        parts.append(text)
     return join_words(parts) if parts else "the intervals do not agree whether it matters"
 
 
@@ -122,6 +127,8 @@ def next_step(pair: PairResult, result: Result) -> str:
     """Return what would decide an undecided comparison, as a sentence."""
     if result.seeds == 1:
         return "Run more seeds (--seeds)."
+    if pair.more_events is not None and not math.isfinite(pair.over_time.half_width):
+        return f"At least {pair.more_events:,} more events are needed before it can be decided."
     parts = []
     if pair.more_events is not None:
         parts.append(f"about {pair.more_events:,} more events")
