@@ -63,8 +63,8 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
         ),
         (
             {"kind": "inconclusive", "over_time": Interval(-1.0, -math.inf, math.inf, 11), "more_events": 3_000},
-            "but the interval over time is unknown (11 of the 20 batches that it needs were judged). At least 3,000 more "
-            "events are needed before it can be decided.",
+            "but the interval over time is unknown (11 of the 20 batches that it needs were judged). At least 3,000 "
+            "more events are needed before it can be decided.",
             "undecided",
         ),
         (
