@@ -118,7 +118,8 @@ def has_work(page: Path, slow: bool) -> bool:
 
 def main(page: Path, slow: bool) -> int:
     """Run each block in a child process after importing torch once. Cells of a notebook share a process."""
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401 (optimizers import it, which takes seconds)
 
     _shims(Path("bin"))
     chosen = [

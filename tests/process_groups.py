@@ -41,7 +41,9 @@ def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: 
     """Run `job` on `world` processes with gloo and return the result of rank 0. An error of any rank is raised."""
     folder.mkdir(parents=True)
     # Imported once for all groups. Modules that are not installed are ignored.
-    multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed_learner", "cadam.torchrec"])
+    multiprocessing.set_forkserver_preload(
+        ["torch", "torch._dynamo", "cadam.online.distributed_learner", "cadam.torchrec"]
+    )
     context = start_processes(
         worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
     )

@@ -130,7 +130,7 @@ def test_phases_follow_each_other_and_resume(tmp_path: Path) -> None:
     assert count(run(tmp_path, experiment=TUNED)[1]) == {"stored": 18}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_time_limit_ends_between_runs_and_the_next_command_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
@@ -317,7 +317,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_workers_end_with_the_command(tmp_path: Path, log: Path, how: signal.Signals) -> None:
     """After an interrupt or a kill, no process and no unfinished file is left, and the command can be resumed."""
     folder = tmp_path / "specs"

@@ -34,6 +34,7 @@ def test_both_precisions_in_one_group() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow  # compiles kernels, as test_a_rule_of_ones_own_is_compiled does
 def test_a_rule_of_ones_own_with_two_structures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 

@@ -913,8 +913,9 @@ def test_a_graph_on_cuda_continues_with_the_moments_that_other_steps_use(storage
 @pytest.mark.parametrize(
     "case",
     [
-        *("dense", "huge", "rows", "rows_apart", "records", "distinct_rows", "distinct_ids_that_are_no_rows"),
+        *("dense", "huge", "rows", "distinct_rows", "distinct_ids_that_are_no_rows"),
         *("row_steps", "exact_updates", "stochastic_rounding"),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("rows_apart", "records")),
     ],
 )
 def test_the_kernels_in_tritons_interpreter_give_the_quantized_values_of_the_reference(case: str) -> None:

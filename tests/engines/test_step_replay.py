@@ -37,6 +37,7 @@ def test_replayed_exact_sparse_updates_are_the_usual_ones() -> None:
     run_cases(CASES, ["exact_updates_of_tables"])
 
 
+@pytest.mark.slow
 @needs_triton
 def test_replayed_updates_of_tables_whose_rows_count_are_the_usual_ones() -> None:
     run_cases(CASES, ["tables_whose_rows_count_their_updates"])

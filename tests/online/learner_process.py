@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # Optimizers import it, which takes seconds; here it is imported once for all children.
 
 from cadam.online import KafkaSource, Learner, ParquetSource, RedisSource, Source, models, rate_tuning
 from cadam.online.labels.batch_growth import BatchGrowth

@@ -72,10 +72,10 @@ def redis_stream(server: Server) -> str:
     [
         ("parquet", "", {}, {}, False),
         ("redis", "", {}, {}, False),
-        ("parquet", "deepfm", {}, {}, False),
+        pytest.param("parquet", "deepfm", {}, {}, False, marks=pytest.mark.slow),
         ("parquet", "deepfm", {}, {}, True),
         ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}, {}, False),
-        ("parquet", "deepfm", {"moments": "int8"}, {}, False),
+        pytest.param("parquet", "deepfm", {"moments": "int8"}, {}, False, marks=pytest.mark.slow),
         ("parquet", "deepfm", {}, {"user": "id:max=30,admit=2,expire=60s"}, False),
     ],
 )
@@ -112,7 +112,9 @@ def test_a_job_killed_at_random_moments_ends_with_the_same_bits(
         assert all(int(whole["metrics"][f"id_{count}/{name}"]) for count in ("rows", "admitted", "evicted", "expired"))
 
 
-@pytest.mark.parametrize("grows", [False, True], ids=["fixed", "growing"])
+@pytest.mark.parametrize(
+    "grows", [pytest.param(False, id="fixed", marks=pytest.mark.slow), pytest.param(True, id="growing")]
+)
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_a_fused_training_step_killed_at_random_moments_ends_with_the_same_bits(
     kills: int, grows: bool, tmp_path: Path
