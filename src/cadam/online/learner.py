@@ -175,7 +175,7 @@ class Learner:
         self.queue = TrainingQueue(1 if per_event else batch_size)
         self.batch_growth = batch_growth
         self._first_labels = FirstLabels() if initialize_bias else None
-        """The labels from which the bias is estimated; None if it is not set any more."""
+        """The labels from which the bias is estimated; None if the bias is not estimated, or not any more."""
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.has_log_loss = is_log_loss(loss)
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
@@ -258,8 +258,11 @@ class Learner:
         if batch.rejected:
             self.rejections.add(batch.rejected)
         self.missing_columns.update(batch.missing_columns)
-        for part in [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned)):
-            for events, labels in part.in_order() if self.per_event is not None else [(part.events, part.labels)]:
+        parts = [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned))
+        for part in parts:
+            # Per-event training reads thousands of events at once, so labels are joined at their place among them.
+            pairs = [(part.events, part.labels)] if self.per_event is None else part.in_order()
+            for events, labels in pairs:
                 has_labels = labels is not None and len(labels) > 0
                 if events is not None and len(events):
                     self._process_events(events, labels_follow=has_labels)
@@ -625,7 +628,10 @@ class Learner:
         return scores
 
     def _choose_paths(self, events: Events) -> Array:
-        """Choose a `_Path` for each event. Events that came before, or whose label did, take the path of the join."""
+        """Choose a `_Path` for each event.
+
+        The join must see events that are repeated, or whose label arrived before them, so they are processed by torch.
+        """
         if not isinstance(self.per_event, PerEventTraining):
             return np.full(len(events), _Path.TORCH)
         if events.weights is not None:
