@@ -165,7 +165,7 @@ def test_large_batches_are_read_in_small_chunks_from_positions_of_any_chunk_size
         return convert(self, table, *others)
 
     pq.write_table(pa.table({"x": np.arange(rows, dtype=float), "y": np.zeros(rows)}), tmp_path / "x.parquet")
-    for consumed in range(0, CHUNK_BATCHES + 3):
+    for consumed in (0, 1, 2, 3, CHUNK_BATCHES - 1, CHUNK_BATCHES, CHUNK_BATCHES + 1, CHUNK_BATCHES + 2):
         source = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
         batches = iter(source)
         for _ in range(consumed):
