@@ -44,7 +44,7 @@ def default_threads(model: nn.Module, batch_size: int) -> int:
 
 
 class ModelOutputError(TypeError):
-    """The model does not return one score per event, or its loss is not one number."""
+    """The model does not return one score per event, or its loss is not one number with a gradient."""
 
 
 class TrainingStep:
@@ -275,6 +275,11 @@ class TrainingStep:
         return self._forward(select_features(columns), len(columns["label"]))
 
     def _update(self, loss: Tensor, events: int) -> None:
+        if not loss.requires_grad:
+            raise ModelOutputError(
+                "the loss does not depend on any parameter that can be learned: all of them are frozen, or the scores "
+                "are detached, rounded or computed without gradients"
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.count_steps(1, events)
