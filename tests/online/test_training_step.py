@@ -242,7 +242,7 @@ def test_a_run_continues_from_a_checkpoint_of_the_other_way(tmp_path: Path, firs
     assert part.metrics()["log_loss"] == whole.metrics()["log_loss"]
 
 
-# Which models are the same in both modes -----------------------------------------------------------------------
+# Models that are the same in both modes ------------------------------------------------------------------------
 
 
 def scale_in_training(module: nn.Module, x: Tensor) -> Tensor:
