@@ -355,7 +355,12 @@ class ParquetSource(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state_dict` returned."""
-        check_state(state, source="parquet", batch_size=self.batch_size)
+        check_state(state, source="parquet")
+        if state["batch_size"] != self.batch_size:
+            raise ValueError(
+                f"a position in Parquet counts batches of {state['batch_size']:,} events, but now {self.batch_size:,} "
+                "are read at once, which depends on --batch-size"
+            )
         done = state["done"]  # a list of names in checkpoints of older versions
         self.queue, self.done = list(state["queue"]), dict(done) if isinstance(done, Mapping) else dict.fromkeys(done)
         self.rejected = set(state.get("rejected", ()))  # absent in checkpoints of older versions
