@@ -62,6 +62,21 @@ def test_a_model_that_returns_several_scores_per_event_ends_in_a_message(
     assert "one score per event" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mean", ["(scores - labels).square()", "1.0"])
+def test_a_loss_that_is_not_one_tensor_with_one_number_ends_in_a_message(
+    mean: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = f"\ndef loss(scores, labels):\n    return {mean}\n"
+    assert run(tmp_path, [float(row % 2) for row in range(100)], loss=loss) == 1
+    assert "the loss must return a tensor with the mean over events" in capsys.readouterr().err
+
+
+def test_a_loss_without_a_gradient_ends_in_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = "\ndef loss(scores, labels):\n    return (scores.round().detach() - labels).square().mean()\n"
+    assert run(tmp_path, [float(row % 2) for row in range(100)], loss=loss) == 1
+    assert "the loss does not depend on any parameter that can be learned" in capsys.readouterr().err
+
+
 def test_lists_as_labels_end_in_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, [[0, 1]] * 100) == 1
     assert "rejected.jsonl" in capsys.readouterr().err

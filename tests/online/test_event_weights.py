@@ -94,6 +94,20 @@ def test_a_weight_below_zero_is_rejected() -> None:
     assert [rejected.reason for rejected in batch.rejected] == ["w: a weight must be at least 0", "missing field 'w'"]
 
 
+@pytest.mark.parametrize("has_labels", [True, False])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_weight_that_is_no_weight_rejects_its_event_alone(wrong: float, has_labels: bool) -> None:
+    """One such weight in the mean loss would spoil all weights of the model."""
+    ours, price = linear(), np.array([1.0, 2.0, -1.0])
+    labels = np.array([1.0, 0.0, 1.0] if has_labels else [math.nan, 0.0, 1.0])
+    ours.learn(Events({"price": price}, labels, weights=np.array([wrong, 0.5, 2.0])))
+    assert (ours.learned, ours.rejected) == (2, 1)
+    assert list(ours.rejections.reasons) == [f"its weight is {wrong}"]
+    others = linear()
+    others.learn(Events({"price": price[1:]}, labels[1:], weights=np.array([0.5, 2.0])))
+    assert weights(ours) == weights(others)
+
+
 def test_downsampled_negatives_are_corrected() -> None:
     rate, kept = 0.04, 0.1
     sampled = rate / (rate + kept * (1 - rate))

@@ -554,6 +554,8 @@ def test_invalid_arguments_are_named_in_the_error() -> None:
         learner(horizon=0)
     with pytest.raises(ValueError, match="3 rows"):
         Events({"a": np.zeros(2)}, labels=np.zeros(3))
+    with pytest.raises(ValueError, match="label has the shape"):  # a loss would compare each score with each label
+        Events({"a": np.zeros(2)}, labels=np.zeros((2, 1)))
     with pytest.raises(TypeError, match="ids must be integers or text"):
         Labels(np.array([1.5]), np.array([1.0]))
     with pytest.raises(TypeError, match="one score per event"):

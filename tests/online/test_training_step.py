@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cadam.online import Batch, Events, LabelOptions, Labels, Learner, Schema, m
 from cadam.online.models.mode import is_same_in_training
 from cadam.online.models.model_file import LOG_LOSS
 from tests.online.streams import Replayed
+from tests.optim.exact import present
 
 SCHEMA = Schema({"item": "category:50", "user": "hash:100", "tags": "hash:30[3]?", "price": "number", "age": "number"})
 
@@ -188,6 +190,43 @@ def test_a_loss_that_changes_the_scores_does_not_change_the_predictions() -> Non
     learn_both_ways([make_events(8), make_events(8, 1)], loss=loss)
 
 
+class Shifting(nn.Module):
+    """A model that changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(51, 1)
+
+    def forward(self, item: Tensor, **others: Tensor) -> Tensor:
+        item += 1
+        return self.table(item)
+
+
+def smoothed_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """A loss that changes the labels in place."""
+    labels *= 0.9
+    labels += 0.05
+    return LOG_LOSS(scores, labels)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("single_pass", [True, False])
+def test_code_that_changes_its_inputs_does_not_change_the_events(single_pass: bool, is_late: bool) -> None:
+    """Events are predicted, measured, logged and learned with the values that they came with."""
+    ids = np.arange(16)
+    events = make_events(16, ids=ids)
+    items, clicks = events.features["item"].copy(), present(events.labels).copy()
+    labels = Labels(ids, clicks.copy())
+    learner = make_learner(single_pass, Shifting(), loss=smoothed_loss)
+    learner.process(Batch(replace(events, labels=None), labels) if is_late else events)
+    assert learner.learned == 16
+    np.testing.assert_array_equal(events.features["item"], items)
+    np.testing.assert_array_equal(labels.labels if is_late else present(events.labels), clicks)
+    (table,) = learner.model.parameters()
+    learned_rows = present(table.grad).flatten().nonzero().flatten()
+    np.testing.assert_array_equal(learned_rows, np.unique(items) + 1)
+
+
 @pytest.mark.parametrize("first_pass_is_single", [True, False])
 def test_a_run_continues_from_a_checkpoint_of_the_other_way(tmp_path: Path, first_pass_is_single: bool) -> None:
     batches = [make_events(32, seed) for seed in range(6)]
@@ -203,7 +242,7 @@ def test_a_run_continues_from_a_checkpoint_of_the_other_way(tmp_path: Path, firs
     assert part.metrics()["log_loss"] == whole.metrics()["log_loss"]
 
 
-# Which models are the same in both modes -----------------------------------------------------------------------
+# Models that are the same in both modes ------------------------------------------------------------------------
 
 
 def scale_in_training(module: nn.Module, x: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class Learner:
         self.queue = TrainingQueue(1 if per_event else batch_size)
         self.batch_growth = batch_growth
         self._first_labels = FirstLabels() if initialize_bias else None
-        """The labels from which the bias is estimated; None if it is not set any more."""
+        """The labels from which the bias is estimated; None if the bias is not estimated, or not any more."""
         self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.has_log_loss = is_log_loss(loss)
         """Whether the loss is the log loss. Otherwise `metrics` contains the mean loss instead."""
@@ -258,8 +258,11 @@ class Learner:
         if batch.rejected:
             self.rejections.add(batch.rejected)
         self.missing_columns.update(batch.missing_columns)
-        for part in [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned)):
-            for events, labels in part.in_order() if self.per_event is not None else [(part.events, part.labels)]:
+        parts = [batch] if self.batch_growth is None else batch.split(self.batch_growth.size(self.learned))
+        for part in parts:
+            # Per-event training reads thousands of events at once, so labels are joined at their place among them.
+            pairs = [(part.events, part.labels)] if self.per_event is None else part.in_order()
+            for events, labels in pairs:
                 has_labels = labels is not None and len(labels) > 0
                 if events is not None and len(events):
                     self._process_events(events, labels_follow=has_labels)
@@ -447,7 +450,9 @@ class Learner:
         if isinstance(self.per_event, PerEventTraining) or self._has_ids not in (None, events.ids is not None):
             return False
         is_finite = _is_all_finite(events.labels, *([] if events.time is None else [events.time]))
-        return is_finite and (events.ids is None or bool(self.pending.find_unknown(events.ids.tolist()).all()))
+        if not is_finite or not _are_valid_weights(events.weights):
+            return False
+        return events.ids is None or bool(self.pending.find_unknown(events.ids.tolist()).all())
 
     def _predict_batch(self, events: Events, scores: Array | None = None) -> tuple[Array, Columns, Labels | None]:
         """Predict events and reject those that cannot be used.
@@ -464,24 +469,26 @@ class Learner:
             self._check_ids(events.ids is not None)
         failures: dict[int, str] = {}
         # Events that `TrainingStep.learn` has learned have finite scores, and `_forms_next_step` has checked the rest.
-        is_finite = scores is not None
+        is_checked = scores is not None
         if scores is None:
             scores, failures = self._predict_scores(events)
         columns = self._with_id_and_time(events.columns(), count)
         columns["score"] = scores
         self.events += count
         self._time_of_events = time.time()
-        if is_finite or _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
+        if is_checked or (
+            _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns))
+            and _are_valid_weights(events.weights)
+        ):
             times, self.training.consecutive_unscored = columns["time"], 0
         else:
-            has_score, has_time = np.isfinite(scores), np.isfinite(columns["time"])
-            times, is_usable = columns["time"][has_time], has_score & has_time
+            unusable = _find_unusable(columns)
+            has_score, times = ~unusable["score"], columns["time"][~unusable["time"]]
             unscored = self.training.consecutive_unscored + count
             self.training.consecutive_unscored = 0 if has_score.any() else unscored
-            if "label" in columns:  # nan means that the label is not known yet
-                is_usable &= ~np.isinf(columns["label"])
+            is_usable = ~np.logical_or.reduce(list(unusable.values()))
             if not is_usable.all():
-                self._reject_rows(columns, np.flatnonzero(~is_usable), failures)
+                self._reject_rows(columns, unusable, failures)
                 columns = {name: values[is_usable] for name, values in columns.items()}
         if len(times):
             self.join.advance_clock(times)
@@ -508,12 +515,18 @@ class Learner:
                 "numbers could be mistaken for ids. Give ids to all events or to none"
             )
 
-    def _reject_rows(self, columns: Columns, rows: Array, failures: dict[int, str]) -> None:
-        """Reject events whose score, time or label is not finite; raise if the model is the cause."""
+    def _reject_rows(self, columns: Columns, unusable: Mapping[str, Array], failures: dict[int, str]) -> None:
+        """Reject events that cannot be used; raise if the model is the cause.
+
+        Args:
+            columns: the columns of all events.
+            unusable: a mask of the events to reject for each column that is the cause, see `_find_unusable`.
+            failures: an explanation for each event that the model refused, by row.
+        """
         self.training.check_scores(failures)
         rejected = []
-        for row in rows.tolist():
-            name = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
+        for row in np.flatnonzero(np.logical_or.reduce(list(unusable.values()))).tolist():
+            name = next(name for name, mask in unusable.items() if mask[row])
             reason = failures.get(row, f"its {name} is {columns[name][row]}")
             rejected.append(_rejected(reason, f"id {columns['id'][row]}", columns, row))
         self.rejections.add(rejected)
@@ -615,7 +628,10 @@ class Learner:
         return scores
 
     def _choose_paths(self, events: Events) -> Array:
-        """Choose a `_Path` for each event. Events that came before, or whose label did, take the path of the join."""
+        """Choose a `_Path` for each event.
+
+        The join must see events that are repeated, or whose label arrived before them, so they are processed by torch.
+        """
         if not isinstance(self.per_event, PerEventTraining):
             return np.full(len(events), _Path.TORCH)
         if events.weights is not None:
@@ -953,6 +969,21 @@ def _is_all_finite(*columns: Array) -> bool:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return len(columns[0]) > 0 and all(math.isfinite(values.sum(dtype=np.float64)) for values in columns)
+
+
+def _are_valid_weights(weights: Array | None) -> bool:
+    """Whether all weights are finite and at least 0, or there are none."""
+    return weights is None or (_is_all_finite(weights) and bool(weights.min() >= 0))
+
+
+def _find_unusable(columns: Columns) -> dict[str, Array]:
+    """Return for each column a mask of the events that cannot be used because of their value in it."""
+    unusable = {name: ~np.isfinite(columns[name]) for name in ("score", "time")}
+    if "label" in columns:
+        unusable["label"] = np.isinf(columns["label"])  # nan means that the label is not known yet
+    if "weight" in columns:
+        unusable["weight"] = ~(np.isfinite(columns["weight"]) & (columns["weight"] >= 0))
+    return unusable
 
 
 def _count_leading(mask: Array) -> int:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from .data.events import Array, Columns, Events, select_features
 from .models.id_features import IdFeatures
 from .models.inputs import Inputs, cast_features, feature_dtype
-from .models.mode import declared_modules, is_same_in_training
+from .models.mode import declared_modules, is_own, is_same_in_training
+from .models.model_file import LOG_LOSS
 
 Loss = Callable[..., Tensor]
 """Computes the mean loss from scores and labels, and from the keyword argument `weight` if the events have weights."""
@@ -43,7 +44,7 @@ def default_threads(model: nn.Module, batch_size: int) -> int:
 
 
 class ModelOutputError(TypeError):
-    """The model does not return one score per event."""
+    """The model does not return one score per event, or its loss is not one number with a gradient."""
 
 
 class TrainingStep:
@@ -71,6 +72,9 @@ class TrainingStep:
         self.consecutive_unscored = self.consecutive_unlearned = 0
         self._feature_dtype = feature_dtype(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._shares_memory = is_own(type(model)) and (loss is LOG_LOSS or is_own(loss))
+        """Whether tensors on the CPU share the memory of the columns. The user's own code gets copies, because it may
+        change tensors in place, and the columns are used again, for example in metrics."""
         self.has_single_pass = is_same_in_training(model)
         """Whether `learn` computes one forward pass for the scores and the gradients."""
         self._declared_modules = declared_modules(model)
@@ -164,6 +168,8 @@ class TrainingStep:
     def _to_tensors(self, columns: Columns) -> dict[str, Tensor]:
         if self._device.type != "cpu":
             return copy_columns(columns, self._device)
+        if not self._shares_memory:
+            return {name: torch.from_numpy(np.array(values, order="C")) for name, values in columns.items()}
         return {name: torch.from_numpy(_as_writable(values)) for name, values in columns.items()}
 
     # Training ---------------------------------------------------------------------------------------------------
@@ -249,10 +255,16 @@ class TrainingStep:
 
         The sum is divided by the number of events, not by the sum of weights, so that the weight of an event does not
         depend on the other events of its batch.
+
+        Raises:
+            ModelOutputError: if the loss is not one number.
         """
-        if "weight" not in columns:
-            return self.loss(scores, labels)
-        return self.loss(scores, labels, weight=self._to_tensors({"weight": columns["weight"]})["weight"])
+        weight = self._to_tensors({"weight": columns["weight"]}) if "weight" in columns else {}
+        loss = self.loss(scores, labels, **weight)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelOutputError(f"the loss must return a tensor with the mean over events, and it returned {shape}")
+        return loss
 
     def _labels(self, columns: Columns) -> Tensor:
         return self._to_tensors({"label": columns["label"]})["label"]
@@ -263,6 +275,11 @@ class TrainingStep:
         return self._forward(select_features(columns), len(columns["label"]))
 
     def _update(self, loss: Tensor, events: int) -> None:
+        if not loss.requires_grad:
+            raise ModelOutputError(
+                "the loss does not depend on any parameter that can be learned: all of them are frozen, or the scores "
+                "are detached, rounded or computed without gradients"
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.count_steps(1, events)

@@ -17,7 +17,7 @@ from cadam.cli.main import main
 from cadam.online import Schema, Source, open_source
 from cadam.online.data.events import Batch
 from cadam.online.data.label_source import LabeledSource, open_with_labels
-from tests.online.streams import SCHEMA, build, files, learner, table, weights
+from tests.online.streams import SCHEMA, Replayed, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
 COUNT = 600
@@ -148,6 +148,30 @@ def test_live_labels_come_as_they_arrive_and_count_once(tmp_path: Path) -> None:
     resumed = open_both(events, labels)
     resumed.load_state_dict(positions[-1])
     assert all(isinstance(batch, Batch) and batch.labels is None for batch in resumed)
+
+
+class Gated(Replayed):
+    """A source of labels that has nothing to read until its gate is opened."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__(batches)
+        self.gate = threading.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield None
+        self.gate.wait(10)
+        yield from super().__iter__()
+
+
+def test_labels_that_only_the_thread_has_read_are_not_part_of_the_position() -> None:
+    """A learner that is killed before the first label is due must read it again."""
+    labels = Gated([events(3)])
+    batches = iter(source := LabeledSource(Replayed([events(5), events(5, first=5)]), labels, is_live=True))
+    assert present(next(batches)).labels is None
+    labels.gate.set()
+    while not labels.position:
+        time.sleep(0.001)
+    assert source.state_dict()["labels"] == {"position": 0}
 
 
 def test_a_source_of_labels_that_cannot_be_merged_is_an_error(tmp_path: Path) -> None:

@@ -53,6 +53,22 @@ def test_the_rest_of_a_batch_is_produced_in_the_batch_size_of_the_resumed_run() 
     assert list(map(ids_and_labels, last)) == [(list(range(70, 100)), True)]
 
 
+def test_batches_that_are_larger_than_the_batch_size_are_cut_and_no_event_is_lost() -> None:
+    """A source of the user's own may produce batches of any size, and events without a `Batch`."""
+    source = Replayed([Batch(events(10), Labels(np.array([3]), np.array([1.0]))), events(7, first=10)])
+    limited = LimitedSource(source, 15, batch_size=4)
+    assert list(map(ids_and_labels, limited)) == [
+        (list(range(4)), False),
+        (list(range(4, 8)), False),
+        (list(range(8, 10)), True),
+        (list(range(10, 14)), False),
+        ([14], False),
+    ]
+    resumed = LimitedSource(source, None, batch_size=4)
+    resumed.load_state_dict(limited.state_dict())
+    assert list(map(ids_and_labels, resumed)) == [([15, 16], False)]
+
+
 class HalfRead(Replayed):
     """A source that knows its progress and its backlog."""
 

@@ -36,6 +36,12 @@ def resumed(source: ParquetSource) -> ParquetSource:
     return other
 
 
+def test_a_position_of_another_batch_size_is_refused(tmp_path: Path) -> None:
+    source = finished(tmp_path)
+    with pytest.raises(ValueError, match="counts batches of 16 events, but now 4,096 are read at once"):
+        ParquetSource(tmp_path, SCHEMA, batch_size=4096).load_state_dict(source.state_dict())
+
+
 @pytest.mark.parametrize("rows", [40, 60], ids=["replaced", "extended"])
 def test_a_finished_file_that_is_another_one_now_is_refused(rows: int, tmp_path: Path) -> None:
     source = finished(tmp_path)

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -150,6 +151,46 @@ def test_the_position_is_that_of_the_batches_that_were_consumed(tmp_path: Path) 
         assert again.events is not None
         assert again.events.features["x"][0] == 4 * consumed
     assert not any(thread.name == "cadam prefetch" for thread in threading.enumerate())
+
+
+def test_large_batches_are_read_in_small_chunks_from_positions_of_any_chunk_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of a version with chunks of `CHUNK_BATCHES` batches does not name their number."""
+    rows, sizes = 4 * CHUNK_BATCHES + 6, list[int]()
+    convert = ParquetSource._convert
+
+    def recording(self: ParquetSource, table: pa.Table, *others: Any) -> list[Batch]:
+        sizes.append(table.num_rows)
+        return convert(self, table, *others)
+
+    pq.write_table(pa.table({"x": np.arange(rows, dtype=float), "y": np.zeros(rows)}), tmp_path / "x.parquet")
+    for consumed in (0, 1, 2, 3, CHUNK_BATCHES - 1, CHUNK_BATCHES, CHUNK_BATCHES + 1, CHUNK_BATCHES + 2):
+        source = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
+        batches = iter(source)
+        for _ in range(consumed):
+            next(batches)
+        state = source.state_dict()
+        batches.close()  # type: ignore[attr-defined]
+        assert state.pop("chunk_batches") == CHUNK_BATCHES
+        with monkeypatch.context() as patch:
+            patch.setattr("cadam.online.data.sources.parquet.MAX_CHUNK_ROWS", 9)
+            patch.setattr(ParquetSource, "_convert", recording)
+            resumed = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
+            resumed.load_state_dict(state)
+            rest = [batch.events for batch in resumed if isinstance(batch, Batch) and batch.events is not None]
+        values = np.concatenate([np.empty(0), *(events.features["x"] for events in rest)])
+        np.testing.assert_array_equal(values, np.arange(min(4 * consumed, rows), rows))
+    assert max(sizes) == 8
+
+
+def test_lines_of_large_batches_are_handed_over_in_small_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.csv").write_text("x,y\n" + "1,0\n" * 100)
+    monkeypatch.setattr("cadam.online.data.sources.lines.MAX_CHUNK_LINES", 20)
+    source = LinesSource(tmp_path / "x.csv", SCHEMA, "csv", batch_size=8)
+    assert [len(chunk) for chunk in source._read_chunks()] == [2] * 6 + [1]
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])

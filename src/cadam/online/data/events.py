@@ -32,6 +32,8 @@ ROLES = ("label", "id", "user", "time", "weight")
 class Events:
     """Events (impressions) in the order of their arrival.
 
+    Arrays are not copied, so they must not change until the learner has logged and learned the events.
+
     Args:
         features: The model's arguments by name, each an array with one row per event.
         labels: The outcome of each event, nan where it is not known yet. None if no label is known.
@@ -42,7 +44,8 @@ class Events:
         weights: The weight of each event in the loss and in metrics that are means over events, at least 0.
 
     Raises:
-        ValueError: If there are no features, or if the columns differ in length.
+        ValueError: If there are no features, if the columns differ in length, or if a column other than a feature has
+            more than one value per event.
 
     Example:
         >>> Events({"price": np.array([1.5, 2.0])}, labels=np.array([0, 1])).columns()["label"]
@@ -66,6 +69,8 @@ class Events:
         self.time = None if self.time is None else np.asarray(self.time, dtype=np.float64)
         self.weights = None if self.weights is None else np.asarray(self.weights, dtype=np.float32)
         for name, values in self.columns().items():
+            if name in ROLES and values.ndim != 1:
+                raise ValueError(f"{name} has the shape {values.shape}: it needs one value per event")
             if len(values) != len(self):
                 first = next(iter(self.features))
                 raise ValueError(

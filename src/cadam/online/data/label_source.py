@@ -90,9 +90,12 @@ class LabeledSource(Source):
         self._due_times = np.empty(0)
         """The times of the labels that were returned last, -inf if they have none."""
         self._label_position: dict[str, Any] | None = None
-        """The position after the last batch that the thread has passed on."""
+        """The position after the last batch that was taken from the reader, which may have read more; None before the
+        first iteration."""
 
     def __iter__(self) -> Iterator[Batch | None]:
+        if self._label_position is None:
+            self._label_position = self.labels.state_dict()
         reader = _ThreadedReader(self.labels) if self.is_live else _Reader(self.labels)
         try:
             for item in self.events:

@@ -22,8 +22,8 @@ class LimitedSource(Source):
     Args:
         source: The source to read from.
         limit: The number of events after which this source ends. None: it ends where the other source ends.
-        batch_size: The largest number of events of a batch. It matters for the saved rest of a batch, which an earlier
-            run may have read with a larger batch size.
+        batch_size: The largest number of events of a batch; larger ones are cut. The other source may produce larger
+            ones, and so may the saved rest of a batch be, which an earlier run has read with another batch size.
     """
 
     def __init__(self, source: Source, limit: int | None, batch_size: int | None = None) -> None:
@@ -33,16 +33,23 @@ class LimitedSource(Source):
         """Whether any batch was produced."""
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
-        while self.rest is not None and self.remaining != 0:
-            rest, self.rest, self.has_produced = self.rest, None, True
-            yield self._cut(rest)
+        yield from self._produce_rest()
         if self.remaining == 0:
             return
         for batch in self.source:
             self.has_produced |= batch is not None
+            if isinstance(batch, Events):
+                batch = Batch(batch)
             yield self._cut(batch) if isinstance(batch, Batch) else batch
+            yield from self._produce_rest()
             if self.remaining == 0:
                 return
+
+    def _produce_rest(self) -> Iterator[Batch]:
+        """Yield the rest of a batch that was cut, up to the limit."""
+        while self.rest is not None and self.remaining != 0:
+            rest, self.rest, self.has_produced = self.rest, None, True
+            yield self._cut(rest)
 
     @property
     def share(self) -> float | None:

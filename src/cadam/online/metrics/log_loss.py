@@ -64,11 +64,12 @@ class MeanLoss:
         """Add labeled predictions."""
         try:
             with torch.no_grad():
-                mean = self._loss(torch.tensor(scores, dtype=torch.float32), torch.tensor(labels, dtype=torch.float32))
+                columns = (torch.tensor(values, dtype=torch.float32) for values in (scores, labels))
+                mean = float(self._loss(*columns))
         except Exception:  # The user's loss may raise anything. The training step then reports the error.
             return
         self.count += len(scores)
-        self.sum += len(scores) * float(mean)
+        self.sum += len(scores) * mean
 
     def results(self) -> Mapping[str, float]:
         """Return the mean loss."""

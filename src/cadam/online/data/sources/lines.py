@@ -41,6 +41,9 @@ Line = tuple[bytes, int]
 READ_BYTES = 1 << 18
 BATCHES_PER_CHUNK = 16
 """The number of batches that the second thread hands over together."""
+MAX_CHUNK_LINES = 1 << 17
+"""With large batches, fewer are handed over together, so that they do not take much memory: at most this many lines, or
+one batch."""
 POSITION = ("inode", "current_path", "offset", "line", "bytes_before", "fields", "unfinished_bytes", "share")
 """The attributes of the position in the file."""
 MIN_COMPILED_LINES = 16
@@ -158,11 +161,12 @@ class LinesSource(Source):
 
     def _read_chunks(self) -> Generator[list[tuple[Batch | None, dict[str, Any]]]]:
         """Yield lists of batches, each with the position after it."""
+        size = max(1, min(BATCHES_PER_CHUNK, MAX_CHUNK_LINES // self.batch_size))
         chunk: list[tuple[Batch | None, dict[str, Any]]] = []
         try:
             for batch in self._read_files():
                 chunk.append((batch, self._position()))
-                if len(chunk) == BATCHES_PER_CHUNK:
+                if len(chunk) == size:
                     yield chunk
                     chunk = []
         except Exception:

@@ -31,6 +31,9 @@ logger = logging.getLogger("cadam.online")
 
 CHUNK_BATCHES = 64
 """The number of batches that are converted together."""
+MAX_CHUNK_ROWS = 1 << 20
+"""With large batches, fewer are converted together, so that they do not take much memory: at most this many rows, or
+one batch."""
 FINGERPRINT_BYTES = 65_536
 """The number of bytes at the end of a file, where Parquet keeps its metadata, by which the file is recognized."""
 UNCHANGED_SECONDS = 10.0
@@ -71,6 +74,7 @@ class ParquetSource(Source):
         check_batch_size(batch_size)
         self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
         self.follow, self.poll = follow, poll
+        self._chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_ROWS // batch_size))
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
@@ -121,7 +125,7 @@ class ParquetSource(Source):
         """The fraction of the data that was read, where all files count equally; None if the source has no end."""
         if self.follow:
             return None
-        rows = (self.chunk * CHUNK_BATCHES + self.batch) * self.batch_size
+        rows = (self.chunk * self._chunk_batches + self.batch) * self.batch_size
         current = min(1.0, rows / max(1, self._rows)) if self.queue else 0.0
         return (len(self.done) + current) / max(1, len(self.done) + len(self.queue))
 
@@ -200,7 +204,7 @@ class ParquetSource(Source):
                 yield None
                 time.sleep(self.poll)
                 return
-            first = self.chunk * self.batch_size * CHUNK_BATCHES
+            first = self.chunk * self.batch_size * self._chunk_batches
             where = f"{path}, row {first} and all after it" if first else str(path)
             rows = max(1, self._rows - first)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
@@ -225,7 +229,7 @@ class ParquetSource(Source):
         # Before the file is opened: if it is replaced from now on, the new file is recognized as another one.
         self._opened, self._rows = None, 0
         self._opened, fingerprint = _identity(path), _fingerprint(path)
-        rows = self.batch_size * CHUNK_BATCHES
+        rows = self.batch_size * self._chunk_batches
         first = self.chunk * rows
         # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
         columns = [column for column in pq.read_schema(path) if column.name in self._hashed]
@@ -343,6 +347,7 @@ class ParquetSource(Source):
             "queue": list(self.queue),
             "done": dict(self.done),
             "rejected": sorted(self.rejected),
+            "chunk_batches": self._chunk_batches,
             "chunk": self.chunk,
             "batch": self.batch,
             "fingerprint": self.fingerprint if self.queue and (self.chunk or self.batch) else None,
@@ -350,11 +355,21 @@ class ParquetSource(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state_dict` returned."""
-        check_state(state, source="parquet", batch_size=self.batch_size)
+        check_state(state, source="parquet")
+        if state["batch_size"] != self.batch_size:
+            raise ValueError(
+                f"a position in Parquet counts batches of {state['batch_size']:,} events, but now {self.batch_size:,} "
+                "are read at once, which depends on --batch-size"
+            )
         done = state["done"]  # a list of names in checkpoints of older versions
         self.queue, self.done = list(state["queue"]), dict(done) if isinstance(done, Mapping) else dict.fromkeys(done)
         self.rejected = set(state.get("rejected", ()))  # absent in checkpoints of older versions
         self.chunk, self.batch = state["chunk"], state["batch"]
+        saved = state.get("chunk_batches", CHUNK_BATCHES)  # absent in checkpoints of older versions
+        if saved != self._chunk_batches:
+            batches = self.chunk * saved + self.batch
+            self.chunk = max(batches - 1, 0) // self._chunk_batches  # with at least one batch that was consumed
+            self.batch = batches - self.chunk * self._chunk_batches
         self.fingerprint = state["fingerprint"]
         if self.fingerprint is not None and _fingerprint(path := self._folder / self.queue[0]) != self.fingerprint:
             raise ValueError(f"{path} is not the file that was being read, so the position in it is not valid")
