@@ -68,6 +68,22 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
             "undecided",
         ),
         (
+            {
+                "kind": "inconclusive",
+                "over_time": Interval(-1.0, -math.inf, math.inf, 300),
+                "required_batches": 640,
+                "lag": 16,
+                "more_events": 90_000,
+            },
+            "(300 of the 640 batches that it needs were judged, because labels are up to 16 batches late).",
+            "undecided",
+        ),
+        (
+            {"warm_up": None, "lag": 300, "batches": 391},
+            "Labels are up to 300 batches late in a stream of 391, so most events may have been predicted before",
+            "undecided",
+        ),
+        (
             {"kind": "inconclusive", "is_reversing": True, "recent_over_time": Interval(0.3, 0.1, 0.5, 200)},
             "but it is +0.30% in the recent part, after 14,000 events.",
             "undecided",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -42,6 +43,8 @@ from ..online.run_config import model_builder
 from ..online.sparse_checks import disable_sparse_checks
 from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
+
+learner_logger = logging.getLogger("cadam.online")
 
 VERSION = 3
 """Increase this number when runs compute something else: scores of other versions are not used."""
@@ -293,7 +296,9 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
     if recorded >= task.batch:
         return Advanced(task.run, task.batch)
     start = time.process_time()
-    outer_state, threads = get_random_state(), torch.get_num_threads()
+    outer_state, threads, level = get_random_state(), torch.get_num_threads(), learner_logger.level
+    # A learner's warnings are about one run of many. What matters, such as a run that has diverged, is in the result.
+    learner_logger.setLevel(logging.ERROR)
     torch.set_num_threads(1)
     try:
         run = _active.get(task.folder)
@@ -316,6 +321,7 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
     finally:
         set_random_state(outer_state)
         torch.set_num_threads(threads)
+        learner_logger.setLevel(level)
     return Advanced(task.run, task.batch, time.process_time() - start)
 
 

@@ -88,6 +88,8 @@ class ConfidenceSequence:
         self._batches = 0
         self._block = _Block()
         parts = 1 if lag == 0 else 2
+        self.required_batches = first_check * parts * max(lag, 1)
+        """The number of batches before the ends are finite."""
         self._sums = [_Sums(alpha / parts, first_check) for _ in range(parts)]
 
     def update(self, difference: float, count: float = 1) -> None:
