@@ -37,6 +37,18 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
     assert re.search(r"var\(--c2a6f97\)", page), "CAdam has its color"
 
 
+def test_an_option_of_a_command_is_not_broken_after_its_hyphens() -> None:
+    page = render_page("title", STUDY, make_result(), "cadam ab a.csv --lr 0.1", "cadam run a.csv --lr 0.1")
+    assert '<pre><code>cadam run a.csv <span class="option">--lr</span> 0.1</code></pre>' in page
+    assert ".option{white-space:nowrap}" in page
+
+
+def test_an_undecided_summary_recommends_nothing_new() -> None:
+    undecided, decided = make_result(kind="inconclusive"), make_result()
+    assert summary(undecided.pairs[0], undecided).startswith("Keep Adam for now, at a learning rate of 0.03.")
+    assert summary(decided.pairs[0], decided).startswith("Use CAdam, at a learning rate of 0.03.")
+
+
 @pytest.mark.parametrize(
     ("fields", "text", "act"),
     [

@@ -274,7 +274,9 @@ def summary(pair: PairResult, result: Result) -> str:
         return f"Nothing is recommended: {objection(pair, result)}."
     recommended = result.recommended
     rate = result.arm(recommended).rate_to_use
-    todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
+    is_open = recommended == pair.baseline and action(pair, result) == "undecided"
+    todo = f"Keep {recommended} for now" if is_open else f"Use {recommended}"
+    todo += f", at a learning rate of {rate:g}." if math.isfinite(rate) else "."
     unit = UNITS[pair.metric]
     worth = f"{_effect(pair)[:1].upper()}{_effect(pair)[1:]}"
     if pair.is_same:
@@ -282,7 +284,10 @@ def summary(pair: PairResult, result: Result) -> str:
     else:
         caution = _caution(pair, result) if pair.kind in ("better", "worse") else ""
         worth += f"{caution}. The interval over time is {format_interval(pair.over_time, unit)}."
-    error_rate = f"Of comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict."
+    error_rate = (
+        f"Of simulated comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict; "
+        "rare large losses or rare bad seeds can mislead it more often."
+    )
     sure = {
         "better": error_rate,
         "worse": error_rate,
