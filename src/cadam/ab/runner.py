@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import active_children, connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -405,9 +405,10 @@ class StudyRunner:
             context = get_context("spawn")
             self._pools = [ProcessPoolExecutor(1, context, _start_worker) for _ in range(self.workers)]
         futures: dict[Future[Advanced], Advance] = {}
-        for task in tasks:
-            pool = self._pools[self.runs.index(task.run) % len(self._pools)]
-            futures[pool.submit(advance_run, task)] = task
+        with interrupts_blocked():  # a pool starts its process at the first task
+            for task in tasks:
+                pool = self._pools[self.runs.index(task.run) % len(self._pools)]
+                futures[pool.submit(advance_run, task)] = task
         for future in as_completed(futures):
             task = futures[future]
             try:
@@ -451,6 +452,23 @@ def available_memory() -> float:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         return float("inf")
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT until the context is left, and for good in the processes that are started in it.
+
+    A worker ignores SIGINT once it has imported this module. Before that, an interrupt would end it with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise the first process starts it, which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:
