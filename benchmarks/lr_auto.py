@@ -1,13 +1,14 @@
 """Compare a learning rate that is tuned while it learns (`--lr auto`) with the best fixed rate in hindsight.
 
-    python benchmarks/lr_auto.py FOLDER [--streams A,B] [--events N] [--processes N] [--output FILE]
+    python benchmarks/lr_auto.py FOLDER [--streams A,B] [--events N] [--run-defaults] [--processes N] [--output FILE]
 
 FOLDER contains the Parquet files of six public streams. Two further streams are simulated: their labels depend on
 weights that change quickly in one half and not at all in the other, so the best rate changes half-way. The schema is
-inferred, the model is DeepFM, and batches have 256 events. Fixed rates are two per decade from 0.0003 to 0.1. Losses
-are mean log losses after the first 20,000 events (the second half of shorter streams), and over the whole stream. The
-cost is the processor time of learning, divided by the mean of the fixed rates, over the whole stream and over its last
-quarter. It does not include reading, conversion and metrics.
+inferred, the model is DeepFM, and batches have 256 events. With `--run-defaults` batches are small in the beginning and
+the bias starts at the log odds of the first labels, as in `cadam run`, for fixed and tuned rates alike. Fixed rates are
+two per decade from 0.0003 to 0.1. Losses are mean log losses after the first 20,000 events (the second half of shorter
+streams), and over the whole stream. The cost is the processor time of learning, divided by the mean of the fixed rates,
+over the whole stream and over its last quarter. It does not include reading, conversion and metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,8 @@ from cadam.online import Events, Schema, models
 from cadam.online.data.inference import ColumnOptions, infer_schema, take_sample
 from cadam.online.data.sources import open_source, resolve_uri
 from cadam.online.fused_step import create_training_step
+from cadam.online.labels.batch_growth import BatchGrowth
+from cadam.online.models.initial_bias import FirstLabels, set_bias
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.rate_tuning import RateTuning
 
@@ -60,6 +63,7 @@ class Task:
     model: str
     optimizer: str
     seed: int
+    has_run_defaults: bool
     stream: str
     rate: float
     is_tuned: bool
@@ -122,10 +126,25 @@ class Run:
     last_rate: float = 0.0
 
 
+def grow(batches: Sequence[Events]) -> Iterator[Events]:
+    """Divide batches into those that `cadam run` learns: small ones in the beginning."""
+    growth, learned = BatchGrowth(), 0
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            end = min(start + growth.size(learned), len(batch))
+            yield batch.take(slice(start, end))
+            learned += end - start
+            start = end
+
+
 def learn(task: Task) -> Run:
     """Learn a stream with a fixed or a tuned rate."""
     torch.set_num_threads(1)
     schema, batches = load(task.folder, task.stream, task.events)
+    first_labels = FirstLabels() if task.has_run_defaults else None
+    if task.has_run_defaults:
+        batches = list(grow(batches))
     torch.manual_seed(task.seed)
     model = models.build(task.model, schema)
     optimizer = getattr(cadam, task.optimizer, None) or getattr(torch.optim, task.optimizer)
@@ -134,7 +153,14 @@ def learn(task: Task) -> Run:
     losses, times = [], [time.process_time()]
     for batch in batches:
         columns = batch.columns()
-        scores = training.learn(columns)
+        if first_labels is not None and not first_labels.is_complete:
+            scores = training.predict(batch.features, len(batch))
+            first_labels.add(batch.labels)
+            for each in training.models:
+                set_bias(each, first_labels.log_odds())
+            training.train(columns)
+        else:
+            scores = training.learn(columns)
         if scores is None:  # the leader has diverged
             scores = training.predict(batch.features, len(batch))
             training.train(columns)
@@ -176,10 +202,11 @@ def main() -> None:
     parser.add_argument("--model", default="deepfm", choices=tuple(models.MODELS))
     parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="a class of cadam or torch.optim")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--run-defaults", action="store_true", help="growing batches and the first bias of cadam run")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at the same time")
     parser.add_argument("--output", type=argparse.FileType("a"), default=sys.stdout, metavar="FILE")
     options = parser.parse_args()
-    common = (options.folder, options.events, options.model, options.optimizer, options.seed)
+    common = (options.folder, options.events, options.model, options.optimizer, options.seed, options.run_defaults)
     rates = [*((rate, False) for rate in FIXED), *((start, True) for start in STARTS)]
     names = options.streams.split(",")
     tasks = [Task(*common, name, rate, is_tuned) for name in names for rate, is_tuned in rates]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.ab.report import palette
+from cadam.ab.study import Study
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval
 
@@ -551,7 +552,8 @@ def switch_summary() -> list[str]:
             "an event stream that drifts",
             "measure yours: gains vary",
             f"log loss {median(gains):.2f}% lower (median of {judged}; {min(gains):.2f}% to {max(gains):.2f}%)",
-            f"{for_cadam} better, {for_adam} worse, {equal} no practical difference, {undecided} undecided",
+            f"{for_cadam} better ({judged_streams.count_small()} by less than {Study.matters}%), {for_adam} "
+            f"worse, {equal} no practical difference, {undecided} undecided",
         ),
         table_row(
             "images or clicks without shift",

@@ -11,6 +11,8 @@ import json
 from functools import cache
 from typing import Any
 
+from cadam.ab.study import Study
+
 from .published import ROOT, table_header, table_row
 
 LABELS = {
@@ -63,6 +65,15 @@ def count_decided() -> tuple[int, int, int, int]:
     actions = [result["verdicts"][0]["action"] for result in longest_comparisons().values()]
     switch, stay, equal = (actions.count(action) for action in ("switch", "stay", "no practical difference"))
     return switch, stay, equal, len(actions)
+
+
+def count_small() -> int:
+    """Return for how many streams the verdict is CAdam, although the difference is smaller than what matters."""
+    actions = [result["verdicts"][0]["action"] for result in longest_comparisons().values()]
+    return sum(
+        action == "switch" and abs(difference) < Study.matters
+        for action, difference in zip(actions, differences(), strict=True)
+    )
 
 
 def differences() -> list[float]:

@@ -139,6 +139,7 @@ def make_result(arm: str = "CAdam", kind: Kind = "better", **fields: Any) -> Res
         "processed_events": 30_000,
         "warm_up": 2_000,
         "lag": 0,
+        "batches": 391,
         "clipped_share": 0.0,
         "arms": arms,
         "period_ends": [15_000, 30_000],

@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_the_command_compares_continues_and_reports(folder: Path, capsys: pytest
     answer = printed.split("\n\n")[-2].splitlines()[0]
     assert re.match("Switch|Stay|Undecided|No practical difference", answer), "the answer begins the result"
     page = (folder / "report.html").read_text()
-    assert "cadam ab --data" in page
+    assert "cadam ab --data" in re.sub("<.*?>", "", page)
     assert "<svg" in page
     scores = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("scores.f32")}
     assert len(scores) >= 2 * 2 * 2
@@ -365,6 +366,16 @@ def test_unusable_events_are_reported_once_with_the_first_reason(
     said = f"left out: 2 of 3,000 events (0.1%) of parquet:{folder / 'clicks.parquet'} cannot be used: {reason}"
     assert f"{said}; {first}\n" in told.out
     assert "rejected" not in told.out + told.err
+
+
+def test_arms_that_diverge_are_not_compared(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "No artists")  # of figures without curves
+        assert main(ab_command(folder, "--lr", "1e20,1e25", "--events", "1500")) == FAILED
+    printed = capfd.readouterr()
+    assert "Not comparable: Adam and CAdam diverged at every learning rate" in printed.out
+    assert "rejected" not in printed.out + printed.err, "warnings of single runs are not printed"
+    assert "cadam run" not in printed.out, "there is no rate to learn with"
 
 
 def test_a_failed_run_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,18 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
     assert re.search(r"var\(--c2a6f97\)", page), "CAdam has its color"
 
 
+def test_an_option_of_a_command_is_not_broken_after_its_hyphens() -> None:
+    page = render_page("title", STUDY, make_result(), "cadam ab a.csv --lr 0.1", "cadam run a.csv --lr 0.1")
+    assert '<pre><code>cadam run a.csv <span class="option">--lr</span> 0.1</code></pre>' in page
+    assert ".option{white-space:nowrap}" in page
+
+
+def test_an_undecided_summary_recommends_nothing_new() -> None:
+    undecided, decided = make_result(kind="inconclusive"), make_result()
+    assert summary(undecided.pairs[0], undecided).startswith("Keep Adam for now, at a learning rate of 0.03.")
+    assert summary(decided.pairs[0], decided).startswith("Use CAdam, at a learning rate of 0.03.")
+
+
 @pytest.mark.parametrize(
     ("fields", "text", "act"),
     [
@@ -65,6 +77,22 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
             {"kind": "inconclusive", "over_time": Interval(-1.0, -math.inf, math.inf, 11), "more_events": 3_000},
             "but the interval over time is unknown (11 of the 20 batches that it needs were judged). At least 3,000 "
             "more events are needed before it can be decided.",
+            "undecided",
+        ),
+        (
+            {
+                "kind": "inconclusive",
+                "over_time": Interval(-1.0, -math.inf, math.inf, 300),
+                "required_batches": 640,
+                "lag": 16,
+                "more_events": 90_000,
+            },
+            "(300 of the 640 batches that it needs were judged, because labels are up to 16 batches late).",
+            "undecided",
+        ),
+        (
+            {"warm_up": None, "lag": 300, "batches": 391},
+            "Labels are up to 300 batches late in a stream of 391, so most events may have been predicted before",
             "undecided",
         ),
         (

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import filelock
@@ -187,3 +189,19 @@ def test_killing_the_command_ends_its_workers_and_keeps_scores(folder: Path) -> 
         time.sleep(0.05)
     else:
         pytest.fail("workers are left")
+
+
+def blocked_signals() -> set[int]:
+    """Return the signals that this process blocks."""
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system cannot block signals")
+def test_workers_are_started_with_interrupts_blocked() -> None:
+    """Otherwise an interrupt while they import their modules prints a traceback of each."""
+    before = blocked_signals()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with runner.interrupts_blocked():
+            future = pool.submit(blocked_signals)
+        assert signal.SIGINT in future.result()
+    assert blocked_signals() == before

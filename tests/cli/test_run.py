@@ -573,6 +573,14 @@ def test_a_stream_from_which_nothing_was_learned_is_a_failure(
     assert message in capsys.readouterr().err
 
 
+def test_a_horizon_that_is_longer_than_the_stream_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{number},{number},{number % 7},{number % 2}" for number in range(300)]
+    (tmp_path / "a.csv").write_text("\n".join(["event,at,item,click", *rows, ""]))
+    options = ("--label", "click", "--id", "event", "--time", "at", "--horizon", "3600", "--model", "linear")
+    assert run(tmp_path / "a.csv", *options, "--checkpoint", tmp_path / "state", "--quiet") == 1
+    assert "nothing was learned: all 300 events wait for their horizon" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mistake", ["schema", "file", "empty"])
 def test_once_a_mistake_is_fixed_the_same_command_reads_everything(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..statistics.comparison import Kind, sign
 from ..statistics.intervals import Interval
+from ..statistics.sequential import FIRST_CHECK
 from .study import MetricName
 
 METRIC_NAMES: Mapping[MetricName, str] = {"log_loss": "log loss", "auc": "AUC", "gauc": "GAUC"}
@@ -70,6 +71,8 @@ class PairResult:
     over_seeds: Interval | None
     """The t interval over paired seeds; None if every seed gives the same runs."""
     seed_confidence: float
+    required_batches: int = FIRST_CHECK
+    """The number of batches, or of blocks for AUC and GAUC, before the confidence sequence has finite ends."""
     recent_over_time: Interval = field(default_factory=lambda: Interval(math.nan, -math.inf, math.inf, 0))
     """The confidence sequence of the recent part of the stream."""
     recent_over_seeds: Interval | None = None
@@ -158,6 +161,8 @@ class Result:
     """The number of judged events before the models were better than the best constant; None if they never were."""
     lag: int
     """The largest number of batches by which labels were late."""
+    batches: int
+    """The number of batches of the stream."""
     clipped_share: float
     """The share of predictions whose log loss was limited."""
     arms: Sequence[ArmResult]

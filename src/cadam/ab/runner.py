@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import active_children, connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ from ..online.run_config import model_builder
 from ..online.sparse_checks import disable_sparse_checks
 from .stream import JUDGED, EncodedStream, Recorder
 from .study import Run, Study
+
+learner_logger = logging.getLogger("cadam.online")
 
 VERSION = 3
 """Increase this number when runs compute something else: scores of other versions are not used."""
@@ -293,7 +296,9 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
     if recorded >= task.batch:
         return Advanced(task.run, task.batch)
     start = time.process_time()
-    outer_state, threads = get_random_state(), torch.get_num_threads()
+    outer_state, threads, level = get_random_state(), torch.get_num_threads(), learner_logger.level
+    # A learner's warnings are about one run of many. What matters, such as a run that has diverged, is in the result.
+    learner_logger.setLevel(logging.ERROR)
     torch.set_num_threads(1)
     try:
         run = _active.get(task.folder)
@@ -316,6 +321,7 @@ def _advance_locked(task: Advance, files: RunFiles) -> Advanced:
     finally:
         set_random_state(outer_state)
         torch.set_num_threads(threads)
+        learner_logger.setLevel(level)
     return Advanced(task.run, task.batch, time.process_time() - start)
 
 
@@ -399,9 +405,10 @@ class StudyRunner:
             context = get_context("spawn")
             self._pools = [ProcessPoolExecutor(1, context, _start_worker) for _ in range(self.workers)]
         futures: dict[Future[Advanced], Advance] = {}
-        for task in tasks:
-            pool = self._pools[self.runs.index(task.run) % len(self._pools)]
-            futures[pool.submit(advance_run, task)] = task
+        with interrupts_blocked():  # a pool starts its process at the first task
+            for task in tasks:
+                pool = self._pools[self.runs.index(task.run) % len(self._pools)]
+                futures[pool.submit(advance_run, task)] = task
         for future in as_completed(futures):
             task = futures[future]
             try:
@@ -445,6 +452,23 @@ def available_memory() -> float:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         return float("inf")
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT until the context is left, and for good in the processes that are started in it.
+
+    A worker ignores SIGINT once it has imported this module. Before that, an interrupt would end it with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise the first process starts it, which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

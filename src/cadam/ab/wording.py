@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from ..statistics.comparison import Kind, position, sign
 from ..statistics.intervals import Interval
-from ..statistics.sequential import FIRST_CHECK
 from .result import METRIC_NAMES, UNITS, PairResult, Result
 from .text import count, join_words
 
@@ -31,10 +30,14 @@ def objection(pair: PairResult, result: Result) -> str:
     if pair.kind == "diverged":
         return ""
     if result.warm_up is None:
-        return (
-            "no model is better than the best constant prediction. Check label and features, or use more events or "
-            "other learning rates"
-        )
+        text = "no model is better than the best constant prediction. "
+        if 2 * result.lag >= result.batches:
+            return (
+                f"{text}Labels are up to {result.lag:,} batches late in a stream of {result.batches:,}, so most "
+                "events may have been predicted before the models had learned anything. Use more events, or a shorter "
+                "--horizon"
+            )
+        return f"{text}Check label and features, or use more events or other learning rates"
     if not math.isfinite(pair.difference):
         return (
             f"no events could be compared after the warm-up, which took {result.warm_up:,} of "
@@ -112,9 +115,10 @@ def _doubt(pair: PairResult, result: Result) -> str:
         parts.append(f"{_name_intervals(doubtful)} {'includes' if len(doubtful) == 1 else 'include'} 0")
     if unknown:
         text = f"{_name_intervals(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown"
-        if "time" in unknown and pair.over_time.count < FIRST_CHECK:
+        if "time" in unknown and pair.over_time.count < pair.required_batches:
             batches = "batches" if pair.metric == "log_loss" else "blocks"
-            text += f" ({pair.over_time.count} of the {FIRST_CHECK} {batches} that it needs were judged)"
+            text += f" ({pair.over_time.count:,} of the {pair.required_batches:,} {batches} that it needs were judged"
+            text += f", because labels are up to {result.lag:,} batches late)" if result.lag else ")"
         parts.append(text)
     return join_words(parts) if parts else "the intervals do not agree whether it matters"
 
@@ -270,7 +274,9 @@ def summary(pair: PairResult, result: Result) -> str:
         return f"Nothing is recommended: {objection(pair, result)}."
     recommended = result.recommended
     rate = result.arm(recommended).rate_to_use
-    todo = f"Use {recommended}" + (f" at a learning rate of {rate:g}." if math.isfinite(rate) else ".")
+    is_open = recommended == pair.baseline and action(pair, result) == "undecided"
+    todo = f"Keep {recommended} for now" if is_open else f"Use {recommended}"
+    todo += f", at a learning rate of {rate:g}." if math.isfinite(rate) else "."
     unit = UNITS[pair.metric]
     worth = f"{_effect(pair)[:1].upper()}{_effect(pair)[1:]}"
     if pair.is_same:
@@ -278,7 +284,10 @@ def summary(pair: PairResult, result: Result) -> str:
     else:
         caution = _caution(pair, result) if pair.kind in ("better", "worse") else ""
         worth += f"{caution}. The interval over time is {format_interval(pair.over_time, unit)}."
-    error_rate = f"Of comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict."
+    error_rate = (
+        f"Of simulated comparisons of equal arms, at most about {100 * result.alpha:.3g}% end with such a verdict; "
+        "rare large losses or rare bad seeds can mislead it more often."
+    )
     sure = {
         "better": error_rate,
         "worse": error_rate,

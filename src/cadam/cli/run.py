@@ -487,6 +487,11 @@ def _find_failure(learner: Learner) -> str:
     if learner.rejected and not learner.events:
         reasons = "" if learner.reject_file is None else f"; the reasons are in {learner.reject_file.path}"
         return f"nothing was learned: none of {learner.rejected:,} events could be used{reasons}"
+    if learner.join.waits_for_horizon and learner.events == len(learner.pending) > 0:
+        return (
+            f"nothing was learned: all {learner.events:,} events wait for their horizon, because the time from the "
+            "first to the last of them is shorter than --horizon"
+        )
     if learner.events:
         return f"nothing was learned: there were {learner.events:,} events, and none of them got a label"
     return "nothing was learned: there were no events"

@@ -38,15 +38,16 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import Better, Kind, judge, sign
+from .comparison import Better, Kind, judge, position, sign
 from .intervals import Array, Interval, interval
-from .sequential import FIRST_CHECK, ConfidenceSequence, RecentSequence
+from .sequential import ConfidenceSequence, RecentSequence
 
 MAX_LOSS = 15.0
 """The upper limit of the log loss of one event, in nats: a probability of 3e-7 for what happened."""
 MAX_FACTOR = 100
 """If a decision needs more than this many times the present events or seeds, their number is not given."""
-
+MIN_GROWTH = 1.1
+"""The smallest estimate of the factor by which the data of an undecided interval must grow."""
 
 _SAVED = (
     *("kind", "judgment", "judged_since", "is_conflicting", "decided_at", "first_decided_at", "reopened_at"),
@@ -299,7 +300,7 @@ class PairedScores:
         if math.isfinite(self.over_time.half_width):
             return growth_until_decided(self.over_time, self.matters)
         batches = self.sequence.interval.count  # too few for finite ends
-        return max(FIRST_CHECK * max(self.sequence.lag, 1) / batches, 1.5) if batches else math.inf
+        return max(self.sequence.required_batches / batches, 1.5) if batches else math.inf
 
 
 @dataclass(frozen=True)
@@ -318,10 +319,17 @@ def _rescale(interval: Interval, factor: float) -> Interval:
 def growth_until_decided(interval: Interval, matters: float) -> float:
     """Return the factor by which the data must grow until an interval excludes 0 or lies within `matters`.
 
-    The estimate assumes that the mean stays, and that the interval shrinks with the square root of the data.
+    The estimate assumes that the mean stays, and that the interval shrinks with the square root of the data. It is 1
+    for an interval that excludes 0 or lies within `matters` now. For any other it is at least `MIN_GROWTH`: the ends of
+    a confidence sequence can be at different distances from the mean, so that it includes 0 although half of its width
+    is less than the mean.
     """
+    if not math.isfinite(interval.half_width):
+        return math.inf
+    if position(interval, matters) != "open":
+        return 1.0
     reach = max(abs(interval.mean), matters - abs(interval.mean))
-    return (interval.half_width / reach) ** 2 if reach > 0 and math.isfinite(interval.half_width) else math.inf
+    return max((interval.half_width / reach) ** 2, MIN_GROWTH) if reach > 0 else math.inf
 
 
 def round_up(number: float) -> int:

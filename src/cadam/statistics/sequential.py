@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from .intervals import Array, Interval
+from .intervals import Interval
 
 FIRST_CHECK = 20
 """The number of batches before the sequence has finite ends, because the variance has to be estimated first."""
@@ -88,6 +88,8 @@ class ConfidenceSequence:
         self._batches = 0
         self._block = _Block()
         parts = 1 if lag == 0 else 2
+        self.required_batches = first_check * parts * max(lag, 1)
+        """The number of batches before the ends are finite."""
         self._sums = [_Sums(alpha / parts, first_check) for _ in range(parts)]
 
     def update(self, difference: float, count: float = 1) -> None:
@@ -295,33 +297,3 @@ def remove_skewness(quantile: float, skewness: float) -> float:
     if abs(skewness) < 1e-6:
         return quantile
     return 3 / skewness * (float(np.cbrt(1 + skewness * (quantile - skewness / 6))) - 1)
-
-
-def sequence_of_intervals(
-    differences: Array, counts: Array, alpha: float = 0.05, first_check: int = FIRST_CHECK, lag: int = 0
-) -> tuple[Array, Array, Array]:
-    """Return the mean and the ends of a confidence sequence after each batch.
-
-    Args:
-        differences: The mean difference of each batch, in order of time.
-        counts: The number of events of each batch.
-        alpha: The probability of ever excluding the true mean.
-        first_check: The number of batches, or of blocks, before the ends are finite.
-        lag: The largest number of batches by which labels arrive after their batch.
-
-    Returns:
-        The means, the lower ends and the upper ends, in the shape of `differences`.
-    """
-    sequence = ConfidenceSequence(alpha, first_check, lag)
-    intervals = []
-    for difference, count in zip(differences.tolist(), counts.tolist(), strict=True):
-        sequence.update(difference, count)
-        intervals.append(sequence.interval)
-    means, low, high = (np.array([getattr(i, name) for i in intervals]) for name in ("mean", "low", "high"))
-    return means, low, high
-
-
-def first_exclusion(low: Array, high: Array) -> int | None:
-    """Return the index of the first batch after which a sequence excludes 0; None if it never does."""
-    outside = np.flatnonzero((low > 0) | (high < 0))
-    return int(outside[0]) if len(outside) else None

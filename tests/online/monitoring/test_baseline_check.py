@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cadam.online.metrics.log_loss import LogLoss
+from cadam.online.metrics.log_loss import LogLoss, entropy
 from cadam.online.monitoring.baseline_check import BaselineCheck
 
 LOST, AT_CONSTANT = 1.1, 1.004
@@ -22,13 +22,15 @@ def advise(
     late_labels: int = 0,
     left_out: tuple[str, ...] = (),
     is_tuned: bool = False,
+    rate: float = 0.4,
+    weight: float = 1.0,
 ) -> str:
-    """The warning after two reports of 4,000 labeled events each, with a rate of 0.4."""
+    """The warning after two reports of 4,000 labeled events each."""
     check = BaselineCheck(left_out)
-    half = LogLoss(4000, 1600.0, 0.0, 1600.0, 4000.0)
     for count in (1, 2):
-        positives, events = 1600.0 * count, 4000 * count
-        total = LogLoss(events, positives, events * loss * half.best_constant, positives, float(events))
+        events = 4000 * count
+        weights = weight * events
+        total = LogLoss(events, rate * weights, loss * entropy(rate) * weights, rate * weights, weights)
         learner: Any = SimpleNamespace(
             log_loss=total,
             has_log_loss=True,
@@ -62,6 +64,12 @@ def test_the_cause_is_named_and_no_other(cause: str, options: dict[str, Any], te
     assert f"Possible causes: {text}" in warning, cause
     assert "--lr" not in warning
     assert warning.count(";") <= 1  # one cause, whose advice may follow a semicolon
+
+
+def test_events_that_say_nothing_about_the_model_are_named() -> None:
+    assert "all have the same label" in advise(1.0, rate=0.0)
+    assert "all have the same label" in advise(1.0, rate=1.0)
+    assert "weights of the last 4,000 labeled events are all 0" in advise(1.0, weight=0.0)
 
 
 def test_the_learning_rate_is_named_if_nothing_else_is_known() -> None:

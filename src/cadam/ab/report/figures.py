@@ -45,12 +45,14 @@ def result_figures(result: Result) -> Mapping[str, Figure]:
     if result.period_ends:
         figure, axes = _figure("Periods", "difference, % of the log loss")
         _draw_periods(axes, result, colors)
-        figure.legend(loc="outside lower center", ncols=3)
+        _add_legend(figure, ncols=3)
         figures["The difference of the log loss in each period. Below 0, the arm is better."] = figure
         for arm in result.arms:
             figure, axes = _figure(f"{arm.name}: rates along the stream", "log loss minus the arm's own, %")
             _draw_rate_curves(axes, result, arm.name, colors[arm.name])
-            figure.legend(loc="outside lower center", ncols=5, fontsize=8)
+            rates = len(arm.loss_by_period)
+            columns = rates if rates <= 7 else math.ceil(rates / 2)
+            _add_legend(figure, ncols=columns, fontsize=8, handlelength=1, columnspacing=1)
             figures[
                 f"The log loss of {arm.name} at each learning rate in each period, minus that of the arm itself. The "
                 "stronger the color, the higher the rate. Below 0, another choice of the rate would have been better."
@@ -68,6 +70,12 @@ def _figure(title: str, ylabel: str, xlabel: str = "events") -> tuple[Figure, Ax
     if xlabel == "events":
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_number(value)))
     return figure, axes
+
+
+def _add_legend(figure: Figure, **options: int) -> None:
+    """Add a legend below the figure, unless there is nothing to explain: an arm that has diverged has no curves."""
+    if any(axes.get_legend_handles_labels()[0] for axes in figure.axes):
+        figure.legend(loc="outside lower center", **options)
 
 
 def _short_number(value: float) -> str:
@@ -112,7 +120,7 @@ def _draw_rates(axes: Axes, result: Result, colors: Mapping[str, str]) -> None:
         axes.set(xscale="log", ylim=(0.99 * lowest, MAX_RELATIVE_LOSS * lowest))
         axes.set_xticks(sorted(rates), [f"{lr:g}" for lr in sorted(rates)], rotation=45)
         axes.minorticks_off()
-        axes.legend(loc="upper center")
+        axes.legend(loc="best")
 
 
 def _draw_periods(axes: Axes, result: Result, colors: Mapping[str, str]) -> None:

@@ -46,7 +46,16 @@ class BaselineCheck:
     def warning(self, learner: Learner) -> str:
         """Return a warning if the model is not better than a constant, or an empty string."""
         late = learner.log_loss - self._first_half
-        if not learner.has_log_loss or late.count < MIN_LABELED // 2 or late.mean < late.best_constant:
+        if not learner.has_log_loss or late.count < MIN_LABELED // 2:
+            return ""
+        if not late.weight:
+            return f"the weights of the last {late.count:,} labeled events are all 0, so nothing was learned from them"
+        if late.positives in (0, late.weight):
+            return (
+                f"the last {late.count:,} labeled events all have the same label, so it is not known whether the model "
+                "predicts better than a constant"
+            )
+        if late.mean < late.best_constant:
             return ""
         return (
             f"the model is no better than a constant: its log loss was {late.mean:.4f} over the last {late.count:,} "
