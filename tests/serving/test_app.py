@@ -24,6 +24,7 @@ from cadam.serving.client import Retries, _Requests
 from cadam.serving.config import Limits, ServiceConfig
 from cadam.serving.event_log import EventLog, LogUnavailableError
 from cadam.serving.front_state import FrontState
+from cadam.serving.log_source import LogSource
 from cadam.serving.snapshots import SNAPSHOT_FILE, SnapshotInfo, write_snapshot
 from cadam.serving.sqlite_log import SqliteLog
 from tests.serving.service_process import logged
@@ -44,6 +45,7 @@ def build(folder: Path, schema: Schema = SCHEMA, **options: Any) -> FrontState:
         folder
     )
     config = ServiceConfig(str(folder), "linear", {}, **options)
+    SqliteLog(folder / "events.db").close()
     info = SnapshotInfo(0, 0, 0, 0, 0, time.time())
     weights = models.build("linear", config.schema()).state_dict()
     write_snapshot(config.runtime_folder() / SNAPSHOT_FILE, weights, info)
@@ -286,6 +288,64 @@ def test_without_the_token_nothing_is_read(tmp_path: Path) -> None:
 
     talk(state, conversation)
     state.close()
+
+
+def test_a_host_that_looks_like_an_open_path_does_not_replace_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef0123")
+    state = build(tmp_path, token_file=str(tmp_path / "token"))
+    state.start()
+    for host in ("x/healthz?", "x/readyz#", "localhost/healthz?a="):
+        assert post(state, "/learn", {**EVENT, "rating": 5}, headers={"Host": host}).status_code == 401
+    assert logged(tmp_path, "label") == []
+    state.close()
+
+
+def test_numbers_that_json_does_not_have_are_refused(state: FrontState) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        event = json.dumps(EVENT)[:-1]
+        for path, body, reason in (
+            ("/predict", f'{event}, "other": [1e999]}}', "not finite"),
+            ("/predict", json.dumps(EVENT).replace("2.0", "1e999"), "price: inf is not finite"),
+            ("/learn", f'{event}, "rating": 1e999}}', "rating"),
+            ("/feedback", '{"id": 1, "label": -1e999}', "label"),
+        ):
+            answer = await client.post(path, content=body)
+            assert answer.status_code in (400, 422), (body, answer.content)
+            assert reason in answer.json()["error"]
+
+    talk(state, conversation)
+    assert logged(state.config.path, "event") == logged(state.config.path, "label") == []
+
+
+def test_what_is_nested_deeply_is_refused_or_learned(state: FrontState) -> None:
+    """An event that a front accepts and a learner cannot read would end each learner that is started."""
+    accepted = 0
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        nonlocal accepted
+        for depth in (*range(10, 1200, 30), 20_000):
+            for start, end in (("[", "]"), ('{"a":', "}")):
+                body = json.dumps({**EVENT, "key": depth, "tags": 0}).replace("0}", f"{start * depth}0{end * depth}}}")
+                other = json.dumps({**EVENT, "key": depth + 1}).replace(
+                    "}", f', "other": {start * depth}0{end * depth}}}'
+                )
+                assert (await client.post("/predict", content=body)).status_code in (400, 422)
+                status = (await client.post("/predict", content=other)).status_code
+                assert status in (200, 400, 422)
+                accepted += status == 200
+
+    talk(state, conversation)
+    assert accepted > 10
+    log = SqliteLog(state.config.path / "events.db")
+    learned = 0
+    for batch in LogSource(log, state.config.schema(), follow=False):
+        assert batch is not None
+        assert batch.events is not None
+        assert batch.events.ids is not None
+        assert not batch.rejected
+        learned += len(batch.events.ids)
+    assert learned == len(logged(state.config.path, "event")) > 10
+    log.close()
 
 
 @pytest.mark.parametrize("path", ["/../events.db", "/%2e%2e/events.db", "/events.db", "//etc/passwd", "/predict/"])

@@ -82,6 +82,21 @@ def test_a_log_that_has_lost_entries_is_refused(tmp_path: Path, capsys: pytest.C
     assert "has learned 20 entries of its log, but the log" in capsys.readouterr().err
 
 
+def test_a_schema_that_changes_while_the_service_runs_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("given.json").write_text('{"features": {"a": "number"}, "label": "y>=2"}')
+    config = read_config(options("service", "--schema", "given.json", "--model", "linear"))
+    path = config.path / "schema.json"
+    text = path.read_text()
+    path.write_text(text.replace("y>=2", "y>=3"))
+    with pytest.raises(UsageError, match="has changed while the service ran"):
+        config.schema()
+    path.write_text(text)
+    assert config.schema().label == "y>=2"
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--schema"):

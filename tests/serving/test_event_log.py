@@ -13,6 +13,7 @@ import pytest
 
 from cadam.online.data.schema import Schema
 from cadam.serving.event_log import Entry, EventLog, LogUnavailableError
+from cadam.serving.event_log import open_log as open_log_of_folder
 from cadam.serving.log_source import LogSource
 from cadam.serving.redis_log import RedisLog
 from cadam.serving.sqlite_log import SqliteLog
@@ -174,3 +175,37 @@ def test_labels_of_a_rollback_are_not_produced(open_log: Open) -> None:
     assert batch.labels.ids.tolist() == [2]
     assert batch.withdrawn == [1]
     assert (rollback.position, rollback.until) == (1, 3)
+
+
+def test_a_log_that_was_deleted_is_noticed_and_not_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    log = SqliteLog(path)
+    log.append([event(1)])
+    for missing in (path, path.with_name("events.db-wal")):
+        moved = missing.rename(tmp_path / "moved")
+        with pytest.raises(LogUnavailableError, match=rf"{missing.name} is missing"):
+            log.append([event(2)])
+        missing.touch()
+        with pytest.raises(LogUnavailableError, match="was replaced while the service ran"):
+            log.append([event(2)])
+        moved.replace(missing)
+    log.append([event(2)])
+    path.unlink()
+    with pytest.raises(LogUnavailableError, match="unable to open"):
+        open_log_of_folder(tmp_path)
+    assert not path.exists()
+    log.close()
+
+
+def test_the_learner_flushes_promotions_to_disk_but_not_batches(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "events.db", is_durable=False)
+    statements: list[str] = []
+    log._connection.set_trace_callback(statements.append)
+    full, normal = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
+    log.add_batch(1)
+    assert full not in statements
+    log.add_promotion("Adam:lr=0.01")
+    log.set_promotion_position(1, 5)
+    shown = [text for text in statements if text.startswith(("PRAGMA", "COMMIT"))]
+    assert shown == ["COMMIT", *2 * (full, "COMMIT", normal)]
+    log.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,24 @@ def test_a_learner_that_diverges_waits_for_a_rollback(world: World) -> None:
             learning.result(30)
     with safe_open(config.runtime_folder() / SNAPSHOT_FILE, framework="pt") as snapshot:
         assert all(bool(snapshot.get_tensor(name).isfinite().all()) for name in snapshot.keys())  # noqa: SIM118
+
+
+@pytest.mark.parametrize("world", [None], indirect=True)
+def test_what_is_deleted_in_shared_memory_is_written_again(world: World) -> None:
+    """When a user logs out, systemd-logind may delete what the user's services have in shared memory."""
+    world.stream(10)
+    stop: list[Callable[[], None]] = []
+    files = [world.config.runtime_folder() / name for name in (SNAPSHOT_FILE, STATUS_FILE)]
+    with ThreadPoolExecutor() as pool:
+        learning = pool.submit(learn, world.config, stop.append)
+        try:
+            for _ in range(2):
+                wait_for(lambda: all(path.exists() for path in files), 30)
+                shutil.rmtree(files[0].parent, ignore_errors=True)
+            wait_for(lambda: all(path.exists() for path in files), 30)
+        finally:
+            stop[0]()
+        learning.result(30)
 
 
 def test_rare_positives_raise_no_alert() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import socket
 import threading
@@ -81,6 +82,26 @@ def test_a_client_that_keeps_sending_huge_headers_is_disconnected(port: int, mon
     with pytest.raises(ConnectionError):
         send_until_disconnected()
     assert is_answered(port)
+
+
+def test_headers_after_a_chunked_body_are_limited(port: int) -> None:
+    start = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = json.dumps(EVENT).encode()
+    line = b"X-Filler: " + b"a" * 1000 + b"\r\n"
+
+    def send(*parts: bytes) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            for part in (start, b"%x\r\n%b\r\n0\r\n" % (len(body), body), *parts):
+                connection.sendall(part)
+
+    for parts in ([line] * 20_000, [b"X-Filler: ", *[b"a" * 1000] * 20_000]):
+        with pytest.raises(ConnectionError):
+            send(*parts)
+    byte_by_byte = b"".join(b"1\r\n%c\r\n" % character for character in body + b" " * 60_000) + b"0\r\n\r\n"
+    close = start.replace(b"Host", b"Connection: close\r\nHost")
+    assert talk(port, close, *(byte_by_byte[at : at + 1000] for at in range(0, len(byte_by_byte), 1000))).startswith(
+        b"HTTP/1.1 200"
+    )
 
 
 def test_headers_that_arrive_too_slowly_close_the_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,6 +277,23 @@ def test_schemathesis_finds_no_error(tmp_path: Path) -> None:
         service.stop()
 
 
+def test_a_front_that_is_started_again_has_the_token_of_the_start(tmp_path: Path) -> None:
+    path, token = tmp_path / "token", {"Authorization": "Bearer 0123456789abcdef"}
+    path.write_text("0123456789abcdef")
+    with running(tmp_path / "service", "--token-file", str(path)) as service:
+        for change in (lambda: path.write_text("another token of 16 and more"), path.unlink):
+            change()
+            first = service.child("front")
+            service.kill("front")
+            wait_for(lambda first=first: service.child("front") != first, 30)
+            service.wait_until_ready()
+            learned = {**EVENT, "click": 1}
+            assert httpx.post(service.url + "learn", json=learned).status_code == 401
+            assert httpx.post(service.url + "learn", json=learned, headers=token).status_code == 200
+        service.stop()
+    assert len(logged(tmp_path / "service", "label")) == 2
+
+
 def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
     with Client(service.url) as client:
         versions = httpx.get(service.url + "versions").json()["versions"]

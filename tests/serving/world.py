@@ -37,7 +37,7 @@ class World:
             *(str(folder), "linear", {}), **{"lr": 0.05, "batch_size": 200, "checkpoint_seconds": 1e9, **options}
         )
         self.log, self.random, self.count = (
-            open_log(self.config.path, is_durable=False),
+            open_log(self.config.path, is_durable=False, creates=True),
             np.random.default_rng(0),
             0,
         )

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_log(config: ServiceConfig) -> None:
     """Open the log before anything is started, and check that it has the entries that the learner has read."""
-    log = open_log(config.path)
+    log = open_log(config.path, creates=True)
     try:
         last = log.last_number()
     finally:

@@ -69,11 +69,12 @@ class Api:
 
     Args:
         state: what the front process knows.
+        token: the token that requests must carry. By default it is read from the file that the configuration names.
     """
 
-    def __init__(self, state: FrontState) -> None:
+    def __init__(self, state: FrontState, token: str | None = None) -> None:
         self.state, self.config, self.limits = state, state.config, state.config.limits
-        self._token = state.config.token()
+        self._token = token or state.config.token()
         # A request has no field for a time that the service sets itself.
         schema = state.schema if state.batcher.time_column is None else replace(state.schema, time=None)
         self._openapi = describe(
@@ -132,7 +133,8 @@ class Api:
     def _refuse(self, request: Request) -> Response | None:
         """Return the answer to a request that is not allowed, None if it is."""
         if self._token is not None:
-            if request.url.path in OPEN_PATHS or self._is_authorized(request):
+            # Not `request.url.path`: in old versions of Starlette, the Host header can change it.
+            if request.scope["path"] in OPEN_PATHS or self._is_authorized(request):
                 return None
             message = "send the token of the service: Authorization: Bearer TOKEN"
             # A browser asks for a password, as which the token is accepted, so that people can read the status page.

@@ -35,6 +35,8 @@ SHARED_MEMORY = Path("/dev/shm")
 SERVICE_LOCK_FILE = ".serve.lock"
 """The file in the folder of a service that the service locks while it runs."""
 MIN_TOKEN_LENGTH = 16
+TOKEN_VARIABLE = "CADAM_SERVE_TOKEN"
+"""The environment variable with which the supervisor passes the token to the front processes."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,9 @@ class ServiceConfig:
     batch_size: int = 512
     """The largest number of log entries that are learned together."""
     refresh_seconds: float = 0.5
-    """The shortest time between two snapshots of the model; infinite if `refresh_steps` decides."""
+    """The shortest time between two snapshots of the model."""
     refresh_steps: int | None = None
+    """The number of training steps between two snapshots; if it is given, it decides instead of the time."""
     checkpoint_seconds: float = 60.0
     keep: int = 3
     guard_seconds: float | None = 3600.0
@@ -96,6 +99,8 @@ class ServiceConfig:
     has_local_address: bool = True
     """Whether only this machine can connect."""
     title: str = "cadam serve"
+    schema_digest: str = ""
+    """The digest of schema.json when the service was started; empty if changes are not noticed."""
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> str:
@@ -114,8 +119,16 @@ class ServiceConfig:
         return Path(self.folder)
 
     def schema(self) -> Schema:
-        """Read the schema of the events, with an id and a time."""
-        return with_id_and_time(Schema.read(self.path / SCHEMA_FILE))
+        """Read the schema of the events, with an id and a time.
+
+        Raises:
+            UsageError: if the file has changed since the service was started. A process that is started again would
+                convert events differently than the others.
+        """
+        path = self.path / SCHEMA_FILE
+        if self.schema_digest and self.schema_digest != _digest(path):
+            raise UsageError(f"{path} has changed while the service ran: restore it")
+        return with_id_and_time(Schema.read(path))
 
     def arms(self) -> list[Arm]:
         """Return the champion at the first start and the challengers.
@@ -166,6 +179,10 @@ class ServiceConfig:
                 "characters without spaces: openssl rand -hex 32 > FILE"
             )
         return text
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def with_id_and_time(schema: Schema) -> Schema:
@@ -272,7 +289,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     folder.mkdir(parents=True, exist_ok=True)
     run_config.write(folder)
     _write_log_uri(options.log, folder)
-    return config
+    return replace(config, schema_digest=_digest(folder / SCHEMA_FILE))
 
 
 def _write_log_uri(uri: str | None, folder: Path) -> None:

@@ -171,13 +171,15 @@ class EventLog(ABC):
         """Close the connection."""
 
 
-def open_log(folder: Path, *, is_durable: bool = True) -> EventLog:
+def open_log(folder: Path, *, is_durable: bool = True, creates: bool = False) -> EventLog:
     """Open the log of a service.
 
     Args:
         folder: the folder of the service.
         is_durable: whether entries are flushed to disk before `append` returns. The learner records how it groups
             entries into batches without waiting for the disk, because losing that costs nothing but the grouping.
+        creates: whether a SQLite log is created if it does not exist. Only the start of a service does this: if the
+            file was deleted while the service ran, an empty one would hide the loss.
 
     Raises:
         LogUnavailableError: if the log cannot be opened.
@@ -187,7 +189,7 @@ def open_log(folder: Path, *, is_durable: bool = True) -> EventLog:
         return open_uri((folder / URI_FILE).read_text(encoding="utf-8").strip())
     from .sqlite_log import SqliteLog
 
-    return SqliteLog(folder / LOG_FILE, is_durable=is_durable)
+    return SqliteLog(folder / LOG_FILE, is_durable=is_durable, creates=creates)
 
 
 def open_uri(uri: str) -> EventLog:

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from .config import ServiceConfig
+from ..online.models.model_file import UsageError
+from .config import TOKEN_VARIABLE, ServiceConfig
 from .front_state import FrontState
 from .http_protocol import BoundedProtocol
 from .processes import prepare_process, watch_parent
@@ -47,10 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_SECONDS)
     BoundedProtocol.max_connections = min(config.limits.connections, _raise_file_limit() - RESERVED_FILES)
-    state = FrontState(config)
+    try:
+        state = FrontState(config)
+    except UsageError as error:
+        logger.error("%s", error)
+        return 1
     server = uvicorn.Server(
         uvicorn.Config(
-            Api(state).app(),
+            Api(state, os.environ.get(TOKEN_VARIABLE)).app(),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",

@@ -61,7 +61,8 @@ class FrontState:
         self._follower = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def start(self) -> None:
-        """Start the threads."""
+        """Load the snapshot, if there is one, and start the threads."""
+        self.model.refresh()
         self.batcher.start()
         self._follower.start()
 

@@ -12,6 +12,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 32 << 10
+MAX_BYTES_PER_BODY_BYTE = 8
+"""A chunked body that comes byte by byte needs six bytes for each of its bytes."""
 SECONDS_FOR_HEADERS = 10.0
 SECONDS_BETWEEN_SWEEPS = 1.0
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -31,6 +33,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._header_bytes, self._waits_since = 0, 0.0
+        self._is_in_body, self._overhead = False, 0
+        """Whether a body is being received, and the number of bytes that were received since its headers, less those
+        that the body justifies."""
         self._is_refused = False
         """Whether the headers were too large. What the client still sends is then read and ignored."""
 
@@ -61,8 +66,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._header_bytes > MAX_HEADER_BYTES and self._headers_end_late(data):
                 self._refuse()
                 return
-        if not self.transport.is_closing():
-            super().data_received(data)
+        if self.transport.is_closing():
+            return
+        was_in_body = self._is_in_body
+        super().data_received(data)
+        if was_in_body and self._is_in_body:
+            self._overhead += len(data)
+            if self._overhead > MAX_HEADER_BYTES:  # headers after a chunked body would fill the memory
+                self._abort()
 
     def _refuse(self) -> None:
         """Answer that the headers are too large.
@@ -80,8 +91,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start a request."""
-        self._header_bytes = 0
+        self._header_bytes, self._is_in_body, self._overhead = 0, True, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Add a part of the body to the request."""
+        self._overhead -= MAX_BYTES_PER_BODY_BYTE * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the body of a request."""
+        self._is_in_body = False
+        super().on_message_complete()
 
     def _is_idle(self) -> bool:
         """Whether no request is being answered."""

@@ -33,7 +33,6 @@ from .event_log import EventLog, open_log
 from .guard import Guard
 from .learner_report import (
     SECONDS_BETWEEN_REPORTS,
-    STATUS_FILE,
     Housekeeping,
     Promoter,
     RollbackRequestedError,
@@ -132,12 +131,11 @@ def learn(config: ServiceConfig, set_stop: Callable[[Callable[[], None]], None])
             rollbacks=rollbacks,
         )
         restore(learner, config, log)
-        runtime = config.runtime_folder()
         publisher = SnapshotPublisher(source, config, Versions(config.path))
         if not learner.resumed and publisher.published is not None:  # left by another service in this folder
             publisher.path.unlink()
             publisher.published = None
-        status = StatusFile(runtime / STATUS_FILE, config.title, source, publisher, log)
+        status = StatusFile(config, source, publisher, log)
         learner.reports += [Promoter(log, is_auto=config.promotes_automatically), publisher, status]
         learner.reports += [Housekeeping(config, source, log)]
         try:
@@ -200,6 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             learn(config, set_stop)
         except RollbackRequestedError:
             logger.info("a rollback was requested")
+        except UsageError as error:
+            logger.error("%s", error)
+            return 1
     return 0
 
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ..online.learner import Learner
@@ -36,15 +35,14 @@ class StatusFile:
     """A report that writes the metrics of the learner to a file, from which front processes read them.
 
     Args:
-        path: the file.
-        title: the title of the status page.
+        config: the configuration of the service.
         source: the source of the learner.
         publisher: the snapshots of the learner.
         log: the log, to notice rollbacks.
     """
 
-    def __init__(self, path: Path, title: str, source: LogSource, publisher: SnapshotPublisher, log: EventLog) -> None:
-        self.path, self.title, self.source, self.publisher, self.log = path, title, source, publisher, log
+    def __init__(self, config: ServiceConfig, source: LogSource, publisher: SnapshotPublisher, log: EventLog) -> None:
+        self.config, self.source, self.publisher, self.log = config, source, publisher, log
         self.started = time.time()
         self._recent_loss = RecentLoss()
         self._time_of_update, self._covered = -math.inf, -1
@@ -85,16 +83,17 @@ class StatusFile:
             version.add_metric([published.version], 1.0)
             families.append(version)
         families += _arm_families(learner)
-        message = status_message(self.title, self.started, families, point)
+        message = status_message(self.config.title, self.started, families, point)
         message["covered"] = self._covered
         message["champion"] = str(learner.arm)
         message["challengers"] = [str(each.arm) for each in learner.challengers]
         message["failed"] = [str(each.arm) for each in learner.challengers if each.failure is not None]
         message["promotions"] = learner.promotions
-        new = self.path.with_name(f".{self.path.name}.new")
         try:
+            path = self.config.runtime_folder() / STATUS_FILE
+            new = path.with_name(f".{path.name}.new")
             new.write_text(json.dumps(message))
-            os.replace(new, self.path)
+            os.replace(new, path)
             self._has_logged_failure = False
         except OSError as error:
             if not self._has_logged_failure:
@@ -168,7 +167,7 @@ class Housekeeping:
                     self._positions[0], seconds=self.config.retain_seconds, size=self.config.retain_bytes
                 )
         except OSError as error:
-            logger.error("old entries or versions were not deleted: %s", error)
+            logger.error("the version was not kept, or old versions or entries were not deleted: %s", error)
 
     end = __call__
 

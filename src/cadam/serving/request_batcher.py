@@ -83,11 +83,13 @@ class SentEvent:
     Args:
         owner: the number of the request, and the index of the event in it.
         record: the event without its label.
+        body: the record as JSON, for the log; None if it cannot be written as JSON.
         label: the label, None if the event has none.
     """
 
     owner: tuple[int, int]
     record: Record
+    body: str | None
     label: Any
 
 
@@ -257,6 +259,8 @@ class RequestBatcher(threading.Thread):
         for event, key, score in predictions:
             if problem := check_id(key):
                 problems.setdefault(event.owner, f"{self.id_column}: {problem}")
+            elif event.body is None:
+                problems.setdefault(event.owner, "the event has a number that is not finite, or is nested too deeply")
             elif not math.isfinite(score):
                 problems.setdefault(event.owner, "the model has no finite score for this event")
         failed = self._fail(requests, problems, outcomes)
@@ -267,8 +271,8 @@ class RequestBatcher(threading.Thread):
             if number in failed:
                 continue
             request = requests[number]
-            # Text that is not valid Unicode is escaped in JSON.
-            request.entries.append(Entry("event", key, json.dumps(event.record), now, score, version))
+            assert event.body is not None
+            request.entries.append(Entry("event", key, event.body, now, score, version))
             if request.kind == "learn":
                 request.entries.append(Entry("label", key, json.dumps(event.label), now))
             request.response["predictions"].append(self._prediction(key, score))
@@ -291,7 +295,8 @@ class RequestBatcher(threading.Thread):
                     record[self.id_column] = self._new_id()
                 if self.time_column is not None:
                     record[self.time_column] = now
-                events.append(SentEvent((number, index), record, None if label is ABSENT else label))
+                body = _as_json(record)
+                events.append(SentEvent((number, index), record, body, None if label is ABSENT else label))
         return events
 
     def _prediction(self, key: int | str, score: float) -> dict[str, Any]:
@@ -402,6 +407,14 @@ class RequestBatcher(threading.Thread):
         names: Iterable[str] = (*self.schema.column_names(), self.schema.label, "id", "label")
         column = next((n for n in names if reason == f"missing field {n!r}" or reason.startswith(f"{n}: ")), None)
         return {"column": column, "error": reason}
+
+
+def _as_json(record: Record) -> str | None:
+    """Return a record as JSON, None if that is not possible. Text that is not valid Unicode is escaped."""
+    try:
+        return json.dumps(record, allow_nan=False)  # JSON has no infinity, but Python reads it from 1e999
+    except (ValueError, RecursionError):
+        return None
 
 
 def check_id(key: int | str) -> str:

@@ -32,6 +32,8 @@ from .versions import Versions, version_name
 logger = logging.getLogger("cadam.serving")
 
 SNAPSHOT_FILE = "snapshot.safetensors"
+SECONDS_UNTIL_RETRY = 0.5
+"""The time after an attempt to write a snapshot until a missing file counts as deleted."""
 GUARD_TAG = "before-alert"
 """The tag of the version that is served during an alert of the guard."""
 
@@ -82,11 +84,8 @@ class SnapshotPublisher:
 
     def __init__(self, source: LogSource, config: ServiceConfig, versions: Versions) -> None:
         self.source, self.config, self.versions = source, config, versions
-        self.path, self.seconds, self.steps = (
-            config.runtime_folder() / SNAPSHOT_FILE,
-            config.refresh_seconds,
-            config.refresh_steps,
-        )
+        self.path = config.runtime_folder() / SNAPSHOT_FILE
+        self.seconds, self.steps = config.refresh_seconds, config.refresh_steps
         self.published = read_info(self.path)
         """The newest snapshot, None if there is none."""
         self.is_diverged = False
@@ -95,10 +94,10 @@ class SnapshotPublisher:
         self._has_logged_failure = False
 
     def __call__(self, learner: ServiceLearner) -> None:
-        """Publish a snapshot if the model has changed and a snapshot is due."""
+        """Publish a snapshot if the model has changed and a snapshot is due, or if the last one was deleted."""
         if learner.is_alert:
             self._withdraw(learner)
-        elif not self._is_current(learner) and self._is_due(learner.steps):
+        elif (not self._is_current(learner) and self._is_due(learner.steps)) or self._was_deleted():
             self.end(learner)
 
     def _is_current(self, learner: ServiceLearner) -> bool:
@@ -109,6 +108,10 @@ class SnapshotPublisher:
         if self.steps is not None:
             return steps - self._published_steps >= self.steps or self._published_steps < 0
         return time.monotonic() - self._time_of_write >= self.seconds
+
+    def _was_deleted(self) -> bool:
+        """Whether the snapshot is gone, for example because systemd has deleted what a user left in shared memory."""
+        return time.monotonic() - self._time_of_write > SECONDS_UNTIL_RETRY and not self.path.exists()
 
     def end(self, learner: ServiceLearner) -> None:
         """Publish a snapshot now, unless a newer one is published or the guard has raised an alert."""
@@ -129,6 +132,7 @@ class SnapshotPublisher:
             self.is_diverged = True
             return
         try:
+            self.config.runtime_folder()  # it may have been deleted
             write_snapshot(self.path, weights, info)
         except OSError as error:  # predictions continue with the snapshot before; the next one is tried in time
             if not self._has_logged_failure:

@@ -56,33 +56,37 @@ class SqliteLog(EventLog):
     """A connection to the database, for one thread.
 
     Args:
-        path: the database, which is created if it does not exist.
+        path: the database.
         is_durable: whether commits are flushed to disk before they return. The learner records how it groups entries
             into batches without waiting for the disk, because losing that costs nothing but the grouping.
+        creates: whether the database is created if it does not exist.
 
     Raises:
         LogUnavailableError: if the database cannot be opened.
         ValueError: if the file is not a log, or the log of a newer version.
     """
 
-    def __init__(self, path: Path | str, *, is_durable: bool = True) -> None:
+    def __init__(self, path: Path | str, *, is_durable: bool = True, creates: bool = True) -> None:
         self.path = Path(path)
         self.location = str(path)
+        self._synchronous = "FULL" if is_durable else "NORMAL"
+        uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if creates else 'rw'}"
         with self._errors():
-            self._connection = sqlite3.connect(self.path, timeout=SECONDS_TO_WAIT_FOR_LOCK, isolation_level=None)
+            self._connection = sqlite3.connect(uri, timeout=SECONDS_TO_WAIT_FOR_LOCK, isolation_level=None, uri=True)
         try:
-            self._prepare(is_durable)
+            self._prepare()
+            self._files = self._identify_files()
         except BaseException:
             self._connection.close()
             raise
 
-    def _prepare(self, is_durable: bool) -> None:
+    def _prepare(self) -> None:
         with self._errors():
             execute = self._connection.execute
             execute("PRAGMA auto_vacuum = INCREMENTAL")
             if execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise ValueError(f"{self.path} is on a file system that does not support SQLite's write-ahead log")
-            execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            execute(f"PRAGMA synchronous = {self._synchronous}")
             # The learner copies the write-ahead log to the database (`checkpoint`). If it does not run, commits do.
             execute(f"PRAGMA wal_autocheckpoint = {2 * MAX_WAL_BYTES // 4096}")
             number = execute("PRAGMA user_version").fetchone()[0]
@@ -102,6 +106,24 @@ class SqliteLog(EventLog):
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{self.path} is damaged or not an event log: {error}") from error
 
+    def _identify_files(self) -> list[tuple[int, int]]:
+        """Return the device and the inode of the database and of its write-ahead log.
+
+        Both stay the same as long as this connection is open.
+
+        Raises:
+            LogUnavailableError: if one of the files is missing.
+        """
+        try:
+            files = [os.stat(path) for path in (self.path, self._wal_path)]
+        except OSError as error:
+            raise LogUnavailableError(f"the event log {error.filename} is missing: {error.strerror}") from error
+        return [(file.st_dev, file.st_ino) for file in files]
+
+    @property
+    def _wal_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}-wal")
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Commit what the block executes, or roll all of it back."""
@@ -117,11 +139,28 @@ class SqliteLog(EventLog):
                         self._connection.execute("ROLLBACK")
                 raise
 
+    @contextmanager
+    def _durable_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block executes, and flush it to disk, also in a connection that is not durable."""
+        with self._errors():
+            self._connection.execute("PRAGMA synchronous = FULL")
+            try:
+                with self._transaction() as connection:
+                    yield connection
+            finally:
+                self._connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+
     # Entries ------------------------------------------------------------------------------------------------------
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Write entries; see `EventLog.append`. If it fails, none of them was written."""
         with self._transaction() as connection:
+            # SQLite also writes to files that were deleted, and what it writes there is lost when they are closed.
+            if self._identify_files() != self._files:
+                raise LogUnavailableError(
+                    f"the event log {self.path} was replaced while the service ran: restore it, and start the service "
+                    "again"
+                )
             for entry in entries:
                 row = (entry.kind, entry.id, entry.time, entry.body, entry.score, entry.version)
                 cursor = connection.execute(
@@ -198,9 +237,11 @@ class SqliteLog(EventLog):
 
     # Promotions ---------------------------------------------------------------------------------------------------
 
+    # The learner's checkpoint has the number of the last promotion, so the log must not lose it in a power failure.
+
     def add_promotion(self, challenger: str, position: int | None = None) -> None:
         """Record that a challenger becomes the champion, after an entry or as soon as the learner notices it."""
-        with self._transaction() as connection:
+        with self._durable_transaction() as connection:
             connection.execute(
                 "INSERT INTO promotions (challenger, position, time) VALUES (?, ?, ?)",
                 (challenger, position, time.time()),
@@ -208,7 +249,7 @@ class SqliteLog(EventLog):
 
     def set_promotion_position(self, number: int, position: int) -> None:
         """Record the entry after which the learner has made a challenger the champion."""
-        with self._transaction() as connection:
+        with self._durable_transaction() as connection:
             connection.execute("UPDATE promotions SET position = ? WHERE number = ?", (position, number))
 
     def promotions(self, after: int = 0) -> list[Promotion]:
@@ -221,8 +262,7 @@ class SqliteLog(EventLog):
 
     def size(self) -> int:
         """Return the size of the database and its write-ahead log in bytes."""
-        paths = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-        return sum(os.path.getsize(path) for path in paths if path.exists())
+        return sum(os.path.getsize(path) for path in (self.path, self._wal_path) if path.exists())
 
     def checkpoint(self) -> None:
         """Copy the write-ahead log to the database. Writers wait only if the write-ahead log has become large."""

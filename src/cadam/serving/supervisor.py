@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoints import list_checkpoints
-from .config import SERVICE_LOCK_FILE, ServiceConfig
+from .config import SERVICE_LOCK_FILE, TOKEN_VARIABLE, ServiceConfig
 
 logger = logging.getLogger("cadam.serving")
 
@@ -43,13 +43,23 @@ class Child:
         command: the command.
         descriptors: open files that the process inherits.
         metrics: the folder of its metrics, if it writes any.
+        token: the token of the service, if the process needs it.
     """
 
     def __init__(
-        self, name: str, command: list[str], descriptors: tuple[int, ...] = (), metrics: Path | None = None
+        self,
+        name: str,
+        command: list[str],
+        descriptors: tuple[int, ...] = (),
+        metrics: Path | None = None,
+        token: str | None = None,
     ) -> None:
         self.name, self.command, self.descriptors, self.metrics = name, command, descriptors, metrics
-        self.environment = {**os.environ, **({} if metrics is None else {"PROMETHEUS_MULTIPROC_DIR": str(metrics)})}
+        self.environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+        if metrics is not None:
+            self.environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+        if token is not None:
+            self.environment[TOKEN_VARIABLE] = token
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
         self._started, self._pause, self._next_start = 0.0, 0.0, 0.0
@@ -132,6 +142,7 @@ class Supervisor:
         shutil.rmtree(metrics, ignore_errors=True)
         metrics.mkdir()
         descriptor = self._listener.fileno()
+        token = config.token()  # read once: all fronts have the same one, also those that are started again
         text = config.to_json()
 
         def command(module: str, *arguments: str) -> list[str]:
@@ -139,7 +150,7 @@ class Supervisor:
 
         self.learner = Child("learner", command("learner_process"))
         self.fronts = [
-            Child(f"front {number}", command("front", str(descriptor)), (descriptor,), metrics)
+            Child(f"front {number}", command("front", str(descriptor)), (descriptor,), metrics, token)
             for number in range(1, workers + 1)
         ]
 
