@@ -206,7 +206,12 @@ def _render_formula(self: Any, node: Any) -> None:
 def _optimizer_docstring(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    """Typeset the formulas of an optimizer, and list the options that all optimizers share only for CAdam."""
+    """Typeset the formulas of an optimizer, and list the options that all optimizers share only for CAdam.
+
+    The docstring of their module is for readers of the code, and is left out.
+    """
+    if what == "module" and name == "cadam.optim.classes":
+        lines.clear()
     if what != "class" or not name.startswith("cadam.optim.classes."):
         return
     own = set(thing.rule.defaults) | {

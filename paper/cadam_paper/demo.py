@@ -1,8 +1,8 @@
 """`cadam demo`: the mechanism on one weight, an A/B on two simulated click logs, and one page that shows both.
 
-The first log has what CAdam is made for: the taste of the users changes suddenly at regular intervals, and a share of
-the labels is flipped. The second log has neither. Both are judged by `cadam ab` with its defaults, so the commands on
-the page repeat the results. The logs are simulated, and no evidence about real traffic.
+The first log has what CAdam is made for: the preferences of the users change suddenly at regular intervals, and a share
+of the labels is flipped. The second log has neither. Both are judged by `cadam ab` with its defaults, so the commands
+on the page repeat the results. The logs are simulated, and no evidence about real traffic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClickLog:
         name: The name of its file, without suffix.
         title: A title for people.
         events: The number of events.
-        shift_interval: The number of events after which the taste of all users changes; 0 for never.
+        shift_interval: The number of events after which the preferences of all users change; 0 for never.
         flipped_labels: The share of the labels that are flipped.
         seed: The seed of the random numbers.
     """
@@ -60,7 +60,7 @@ class ClickLog:
 
     @property
     def shifts(self) -> list[int]:
-        """The events at which the taste changes."""
+        """The events at which the preferences change."""
         return list(range(self.shift_interval, self.events, self.shift_interval)) if self.shift_interval else []
 
     def lines(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cadam.statistics.comparison import Comparison
@@ -65,27 +65,22 @@ def result_table() -> list[str]:
 
 
 def answer() -> list[str]:
-    """Return the answer of the page in a few sentences, from the conclusions of the comparisons.
+    """Return the answer of the page: a table and a few sentences, from the conclusions of the comparisons.
 
     The main comparisons are those of CAdamW with AdamW by the loss over the pass, one per condition. They are corrected
     for their number; the other comparisons of the table explain them and are not.
     """
     main = {condition: comparisons(name, "loss")["CAdamW"] for name, condition in CONDITIONS.items()}
-    sentences = [
-        f"CAdamW minus AdamW, in bits per byte over the pass, each at its own best learning rate: {_list(main)}."
-    ]
     ahead = [condition for condition, comparison in main.items() if comparison.kind == "better"]
     behind = [condition for condition, comparison in main.items() if comparison.kind == "worse"]
     significant = [c for c in (*ahead, *behind) if is_significant_among(main[c].difference, len(main))]
-    sentences.append(
-        f"Lower is better. The 95% interval excludes 0 in favor of CAdamW in {len(ahead)} of {len(main)} conditions "
-        f"and in favor of AdamW in {len(behind)}; corrected for {len(main)} comparisons, {_count(significant)}."
-    )
-    return [" ".join(sentences)]
-
-
-def _list(main: Mapping[str, Comparison]) -> str:
-    return "; ".join(f"{condition}: {format_interval(comparison.difference)}" for condition, comparison in main.items())
+    return [
+        *table_header("text", "loss of CAdamW minus loss of AdamW, bits per byte"),
+        *(table_row(condition, format_interval(comparison.difference)) for condition, comparison in main.items()),
+        "",
+        f"The 95% interval excludes 0 in favor of CAdamW in {len(ahead)} of {len(main)} conditions and in favor of "
+        f"AdamW in {len(behind)}. After correction for {len(main)} comparisons, {_count(significant)}.",
+    ]
 
 
 def _count(significant: Sequence[str]) -> str:
@@ -110,7 +105,7 @@ def _format_speedups(ratios: Sequence[float]) -> str:
 
 def rate_figure() -> Figure:
     """Draw the mean loss over the pass by learning rate, for all arms under each condition."""
-    figure, axes = panels(2, 2, 10, 8.4)
+    figure, axes = panels(2, 2, 8, 7)
     for panel, (name, condition) in zip(axes.flat, CONDITIONS.items(), strict=True):
         of_arms = curves(name, "loss")
         draw(panel, {COLORS[arm]: curve for arm, curve in of_arms.items()})

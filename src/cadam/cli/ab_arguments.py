@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=positive_int,
         metavar="N",
-        help="processes, each with one thread; the results do not depend on it (default: all cores)",
+        help="number of processes, which does not change the results (default: all cores)",
     )
     add("--force", action="store_true", help="read the data and compute all runs again")
     add("--json", action="store_true", help="print only the verdict and all numbers, as JSON")
@@ -83,7 +83,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr",
         default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1",
         metavar="X,Y,...",
-        help="learning rates of every arm; further ones are added where the best is at an end (default: %(default)s)",
+        help="learning rates of every arm; more are added if the best one is an end of the grid (default: %(default)s)",
     )
     add("--batch-size", type=positive_int, default=256, metavar="N", help="events per step (default: 256)")
     add("--events", type=positive_int, metavar="N", help="use the first N events, in whole batches (default: all)")

@@ -66,20 +66,20 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add = partial(parser.add_argument, action=StoreOnce)
     parser.add_argument("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet files, or a URI")
     parser.add_argument("--data", metavar="URI", help="another way to give DATA")
-    add("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
+    add("--label", metavar="NAME", help="the column to predict, or a condition such as 'rating>=4' or 'status==sold'")
     add("--user", metavar="NAME", help="the column of the user, by which GAUC groups events")
     add(
         "--time",
         action=StoreOnce,
         metavar="NAME",
-        help="the column of the time; a format may follow, as in 'at:%%d/%%m/%%Y'",
+        help="the column of the time, with its format if it is not recognized, as in 'at:%%d/%%m/%%Y'",
     )
     add("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
     add("--ignore", metavar="A,B", help="columns to leave out")
     parser.add_argument(
         "--ids",
         action="store_true",
-        help="infer the kind id, with a row for each value, instead of hash for columns of many ids",
+        help="infer the kind id, which has a row for each value, instead of hash, for columns of many ids",
     )
 
 
@@ -90,7 +90,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--schema", type=Path, metavar="FILE", help="the schema as JSON (default: it is inferred)")
     add("--model", metavar="NAME", help=models)
     add("--width", type=int, metavar="N", help="width of the embeddings (default: 8)")
-    add("--hidden", metavar="N,M", help="sizes of the hidden layers (default: one layer, by the number of inputs)")
+    add(
+        "--hidden",
+        metavar="N,M",
+        help="sizes of the hidden layers (default: one layer, whose size depends on the number of inputs)",
+    )
     # On a GPU a step of a small model takes as long as it takes to launch its kernels.
     reason = "cpu, which is faster for small models and batches; your own model stays where FUNCTION puts it"
     add_device_argument(parser, None, reason)
@@ -246,7 +250,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def add_label_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments about labels that arrive later than their events."""
     add = parser.add_argument
-    add("--labels", metavar="URI", help="a file or another source of labels: id, label and, for files, time")
+    add("--labels", metavar="URI", help="a second source, which has the labels: id, label and, for files, time")
     add(
         "--horizon",
         type=float,
@@ -270,7 +274,7 @@ def add_label_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=1_000_000,
         metavar="N",
-        help="how many events can wait for their labels (default: 1000000)",
+        help="how many events may wait for their labels (default: 1000000)",
     )
 
 
@@ -299,8 +303,13 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam export`."""
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running")
-    add("output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it")
+    add("folder", type=Path, metavar="FOLDER", help="the checkpoint folder of a run, which may still be running")
+    add(
+        "output",
+        type=Path,
+        metavar="MODEL.pt2",
+        help="the exported model; MODEL.pt and MODEL.schema.json are written beside it",
+    )
     add(
         "--since",
         metavar="BASE",

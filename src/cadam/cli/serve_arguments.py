@@ -91,42 +91,54 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--log",
         metavar="URI",
-        help="keep the event log in Redis, as redis://HOST/STREAM (default: events.db in the folder of the service)",
+        help="keep the event log in Redis, as in redis://HOST/STREAM (default: events.db in the folder of the service)",
     )
-    add("--workers", type=positive_int, default=1, metavar="N", help="front processes (default: 1)")
+    add(
+        "--workers",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="number of processes that answer requests (default: 1)",
+    )
     add(
         "--refresh",
         type=refresh,
         default=Refresh(0.5),
         metavar="TIME",
-        help="how often predictions get the newest model, as 500ms or 100steps (default: 500ms)",
+        help="how often predictions switch to the newest model, as in 500ms or 100steps (default: 500ms)",
     )
     add(
         "--optimizer",
         metavar="NAME",
-        help="an optimizer of cadam, as for cadam run (default: that of the run, or CAdam)",
+        help="an optimizer of cadam, with options as in `cadam run` (default: the optimizer of the run, or CAdam)",
     )
     add(
         "--lr",
         type=float,
-        help="learning rate, which is fixed (default: that of the run, or 0.003, and 0.001 for your own model)",
+        help="a fixed learning rate (default: the rate of the run, else 0.003, or 0.001 for your own model)",
     )
     add(
         "--challenger",
         action="append",
         default=[],
         metavar="NAME",
-        help="an optimizer that learns in shadow and is compared with --optimizer, as in cadam:lr=0.01; repeatable",
+        help="another optimizer that learns the same events and is compared with --optimizer, as in cadam:lr=0.01 "
+        "(repeat the option for several)",
     )
     add(
         "--promote",
         choices=("auto", "manual"),
         default="manual",
-        help="whether a challenger that is better is served by itself, or after POST /promote (default: manual)",
+        help="auto: serve a challenger as soon as it is better; manual: only after POST /promote (default: manual)",
     )
     add("--seed", type=int, default=0, help="seed of the initial weights (default: 0)")
     add("--threads", type=positive_int, default=1, metavar="N", help="threads of the learner (default: 1)")
-    add("--horizon", type=float, default=math.inf, help="how long events wait for a label, in seconds (default: inf)")
+    add(
+        "--horizon",
+        type=float,
+        default=math.inf,
+        help="how long an event waits for its label, in seconds (default: without end)",
+    )
     add(
         "--unmatched",
         choices=("drop", "negative"),
@@ -137,14 +149,31 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=guard,
         default=3600.0,
         metavar="TIME",
-        help="if the log loss rises, serve an older version for at least this time; off for never (default: 1h)",
+        help="when the log loss rises, serve an older version for at least this time, or never if off (default: 1h)",
     )
-    add("--retain", type=duration, metavar="TIME", help="delete log entries that are older, as 7d (default: keep all)")
-    add("--retain-size", type=size, metavar="SIZE", help="delete the oldest log entries beyond a size, as 10G")
+    add(
+        "--retain",
+        type=duration,
+        metavar="TIME",
+        help="delete entries of the event log that are older, as in 7d (default: keep all)",
+    )
+    add(
+        "--retain-size",
+        type=size,
+        metavar="SIZE",
+        help="delete the oldest entries of the event log beyond this size, as in 10G",
+    )
     limits = parser.add_argument_group("limits of requests")
-    limits.add_argument("--max-body", dest="body", type=size, default=1 << 20, metavar="SIZE", help="default: 1M")
     limits.add_argument(
-        "--max-events", dest="events", type=positive_int, default=1000, metavar="N", help="default: 1000"
+        "--max-body", dest="body", type=size, default=1 << 20, metavar="SIZE", help="largest body (default: 1M)"
+    )
+    limits.add_argument(
+        "--max-events",
+        dest="events",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="most events or labels in a request (default: 1000)",
     )
     limits.add_argument(
         "--max-waiting",
@@ -160,13 +189,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_duration,
         default=5.0,
         metavar="TIME",
-        help="longest wait (default: 5s)",
+        help="longest time until the body of a request has arrived (default: 5s)",
     )
 
 
 def add_versions_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam versions`."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the service, as for `cadam serve`")
     parser.add_argument(
         "--tag", nargs=2, metavar=("VERSION", "TAG"), help="give a version a tag; it is then kept forever"
     )
@@ -174,7 +203,7 @@ def add_versions_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam rollback`."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the FOLDER that was given to cadam serve")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the service, as for `cadam serve`")
     parser.add_argument("version", metavar="VERSION", help="the name or tag of a version, as `cadam versions` lists it")
 
 
@@ -188,11 +217,11 @@ def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder with the checkpoints of a run or of a service, which must not run",
     )
     for name, placeholder, text in (
-        ("--add", "NAME=KIND", "a new column, as user=hash:1000?"),
+        ("--add", "NAME=KIND", "a new column, as in user=hash:1000?"),
         ("--drop", "NAME", "a column to leave out"),
-        ("--resize", "NAME=KIND", "a column with another size, as item=hash:2000"),
+        ("--resize", "NAME=KIND", "a new size of a column, as in item=hash:2000"),
     ):
-        add(name, action="append", default=[], metavar=placeholder, help=f"{text}; repeatable")
-    add("--optimizer", metavar="NAME", help="another optimizer of cadam, as adam, whose moments are those so far")
-    add("--lr", type=float, help="another learning rate")
-    add("--dry-run", action="store_true", help="only print what is kept")
+        add(name, action="append", default=[], metavar=placeholder, help=f"{text} (repeat the option for several)")
+    add("--optimizer", metavar="NAME", help="switch to another optimizer of cadam, such as adam, and keep the moments")
+    add("--lr", type=float, help="set the learning rate")
+    add("--dry-run", action="store_true", help="print what would be kept, and change nothing")

@@ -82,7 +82,12 @@ FAMILY = (
         fixed={"decoupled_weight_decay": True},
         summary="AdamW: Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101).",
     ),
-    Member("AmsGrad", ADAM, fixed={"amsgrad": True}, summary="AMSGrad: Adam with ``amsgrad=True``."),
+    Member(
+        "AmsGrad",
+        ADAM,
+        fixed={"amsgrad": True},
+        summary="AMSGrad: Adam with ``amsgrad=True`` (https://arxiv.org/abs/1904.09237).",
+    ),
     Member("SGDM", SGDM),
     Member("Lion", LION),
     Member("RAdam", RADAM),

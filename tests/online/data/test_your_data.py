@@ -42,5 +42,6 @@ def test_the_commands_of_the_guide_run(
         assert "no better than a constant" not in output.err
         assert "better than chance" not in output.out
         if line.startswith("cadam schema"):
-            shown = " ".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].split())
+            (table,) = re.findall(r"```text\n(clicks\.csv: CSV.*?)```", PAGE, re.DOTALL)
+            shown = " ".join(table.split())
             assert shown in " ".join(output.out.split())
