@@ -59,9 +59,9 @@ def readme_line() -> list[str]:
     counts = _counts()
     open_count = sum(counts[kind] for kind in (UNDECIDED, PRIVATE, NO_CLAIM))
     return [
-        "- **The paper:** [every figure and table](docs/paper.md); "
-        f"{sum(counts.values())} [statements](docs/claims.md): {counts[CONFIRMED]} confirmed, "
-        f"{counts[PARTLY]} partly, {counts[REFUTED]} not, {open_count} open"
+        "- **The paper:** [every figure and table again](docs/paper.md). "
+        f"Of {sum(counts.values())} [claims](docs/claims.md), {counts[CONFIRMED]} are confirmed, "
+        f"{counts[PARTLY]} partly, {counts[REFUTED]} are not, {open_count} undecided or untestable"
     ]
 
 

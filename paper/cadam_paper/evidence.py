@@ -531,28 +531,29 @@ def switch_summary() -> list[str]:
     high = [*compare_above(adam_pairs()), *compare_above(click_pairs())]
     low = compare_below(adam_pairs())
     for_cadam, for_adam, _, judged = judged_streams.count_decided()
+    undecided = judged - for_cadam - for_adam
     gains = [-difference for difference in judged_streams.differences()]
     tuned_steady: list[Comparison | Finding] = [*steady, *still_clicks]
     return [
-        *table_header("your situation", "advice", "CAdam instead of Adam", "how sure"),
+        *table_header("your situation", "advice", "CAdam compared with Adam", "how sure"),
         table_row(
             "images that begin to rotate",
             "switch if accuracy during training counts",
-            f"{_signed_range(_means(shifted))} points, mean of 30 epochs",
-            f"clear in {significant} of {len(shifted)} cases, not in the last epoch",
+            f"accuracy {_signed_range(_means(shifted))} points, mean of 30 epochs",
+            f"clear in {significant} of {len(shifted)} cases; in the last epoch, in none",
         ),
         table_row(
             "a language model on changing text",
             "try it if loss during training counts",
             f"loss {-text.difference.mean:.2f} bits per byte lower; cautious AdamW gains as much",
-            "clear for one small model, not for its final loss",
+            "one small model: clear during training, not at its end",
         ),
         table_row(
             "an event stream that drifts",
             "compare on your stream",
-            f"log loss {median(gains):.2f}% lower (median of {judged}; {min(gains):.2f}% to {max(gains):.2f}%)",
+            f"log loss {min(gains):.2f}% to {max(gains):.2f}% lower, median {median(gains):.2f}%",
             f"better on {for_cadam} of {judged} streams ({judged_streams.count_small()} by less than "
-            f"{Study.matters}%), worse on {for_adam or 'none'}",
+            f"{Study.matters}%), {f'worse on {for_adam}, ' if for_adam else ''}undecided or equal on {undecided}",
         ),
         table_row(
             "images or clicks without shift",
@@ -562,7 +563,7 @@ def switch_summary() -> list[str]:
         ),
         table_row(
             "a learning rate that is too high",
-            "lower it; if you cannot, switch on images",
+            "lower it; image models: switch if you cannot",
             f"accuracy or AUC {_signed_range(_means(high))} points",
             _count_improved(high),
         ),
