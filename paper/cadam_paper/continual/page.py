@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "continual-small"
-"""The published experiment."""
+"""Name of the experiment whose published results the page shows."""
 BY_RATE, BY_TASK = 0, 1
-"""The numbers of the two figures of the experiment."""
+"""Positions of the two figures of the experiment."""
 TREATMENT = "CAdam"
 PENALIZED, PENALIZED_TREATMENT = "Adam, L2 toward the start 1e-3", "CAdam, L2 toward the start 1e-3"
 MAIN_COMPARISONS = 4 * len(CONDITIONS)
@@ -50,7 +50,9 @@ def comparisons(condition: str, metric: str) -> Mapping[str, Comparison]:
 
 
 def decline(condition: str, arm: str) -> Interval:
-    """Return the accuracy in the last tenth of the tasks minus that in the first tenth, at the best rate over all.
+    """Return the accuracy in the last tenth of the tasks minus that in the first tenth.
+
+    The learning rate is the one with the best accuracy over all tasks.
 
     A negative difference is a loss of plasticity.
     """
@@ -91,7 +93,7 @@ def result_table() -> list[str]:
 
 
 def answer() -> list[str]:
-    """Return the answer of the page as a list, from the conclusions of the comparisons."""
+    """Return the Markdown lines at the top of the page, which state the result of each comparison."""
     declines = {(condition, arm): decline(condition, arm) for condition in CONDITIONS for arm in (BASELINE, TREATMENT)}
     losing = [
         f"{arm} with {condition}"

@@ -18,7 +18,7 @@ from cadam.online.models.model_file import OptimizerSpec
 
 Mask = Literal["none", "sign", "cautious", "random"]
 MIN_SHARE = 1e-3
-"""The cautious mask divides by this number at least, as in timm."""
+"""Lower bound on the share of agreeing elements by which the cautious mask divides, as in timm."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def mask_factor(mask: Mask, moment: Tensor, gradient: Tensor, generator: torch.G
 class MaskedAdam(torch.optim.Optimizer):
     """Adam whose update is multiplied by a mask, as an independent implementation in tensor operations.
 
-    Of a parameter with a sparse gradient, only the rows in the gradient are read and written, as with the lazy updates
-    of `cadam.Adam`; the share of the mask is then that of these rows.
+    For a sparse gradient, only the rows in the gradient are read and updated, as with the lazy updates of `cadam.Adam`.
+    The share of agreeing elements is then computed over these rows.
 
     Args:
         params: Parameters.

@@ -19,7 +19,8 @@ def _keep_compile_workers() -> None:
     if name in os.environ:
         return
     os.environ[name] = "0"
-    config: Any = sys.modules.get("torch._inductor.config")  # if imported already, it does not read the variable again
+    # A module that is already imported does not read the variable again, so its attribute is set directly.
+    config: Any = sys.modules.get("torch._inductor.config")
     if hasattr(config, "quiesce_async_compile_pool"):
         config.quiesce_async_compile_pool = False
 

@@ -51,7 +51,7 @@ class CifarFormat:
     suffix: str
     """The suffix of the names of its files."""
     batches: Mapping[str, str]
-    """The MD5 hash of each file."""
+    """MD5 hashes by file name."""
     read: Callable[[bytes], tuple[Array, Array]]
     """Returns the pixels and the labels of a file from its content."""
 

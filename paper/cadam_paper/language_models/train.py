@@ -92,7 +92,7 @@ def learning_rates(lr: float, steps: int, schedule: Schedule) -> Array:
 
 
 class Run:
-    """One training run. Each call of `advance` performs a training step, the last one the evaluation.
+    """One training run. Each call of `advance` performs one training step; the call after the last step evaluates.
 
     Args:
         task: The configuration.
@@ -200,7 +200,7 @@ class Run:
         return Record(self._loss.cpu().numpy() / math.log(2), self._held_out)
 
     def release(self) -> None:
-        """Free the memory of the graph and of the gradients."""
+        """Free the memory of the captured CUDA graph and of the gradients."""
         if isinstance(self._train, Captured) and self._train.graph is not None:
             self._train.graph.reset()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Exit codes of the commands, the report of errors, and what signals and unusable output streams lead to."""
+"""Exit codes of the commands, and the handling of errors, signals and unusable output streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 UNREAD = 141
 """The reader of standard output has closed it. Shells report this code for SIGPIPE."""
 TERMINATED = 143
-"""The process received SIGTERM, and was not in a loop that saves its progress and ends with another code."""
+"""The process was ended by SIGTERM. While it learns, `cadam run` saves a checkpoint and exits with 0 instead."""
 
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of writes to a full disk, beyond a quota, and beyond the size that a file may have (`ulimit -f`)."""

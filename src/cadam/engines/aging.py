@@ -1,7 +1,8 @@
-"""The coefficients with which compiled kernels let the moments of a row make up for the steps that it missed.
+"""Tables of the coefficients by which compiled kernels age the moments of a row (`sparse_updates="exact"`).
 
-A kernel looks them up by the number of missed steps (`sparse_updates="exact"`). Moments decay to a limit, so a table
-has as many rows as there are different coefficients, or as there were steps so far.
+When a row appears again, its moments first decay by the steps that it missed. The kernel looks the coefficients up by
+the number of missed steps. They converge, so a table ends where they no longer change, or earlier, where it covers
+all steps so far.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from .base import ParamSlot, Refusal
 from .resolved_group import ResolvedGroup
 
 MIN_ROWS = 1024
-"""Rows that a table has at least, so that it rarely grows."""
+"""A table has more entries than this, so that it rarely grows, unless its coefficients stop changing earlier."""
 
 
 def aging_refusal(group: ResolvedGroup, slot: ParamSlot) -> Refusal | None:
-    """Return why no table can be made for a parameter, or None if there can be one or it needs none."""
+    """Return why the aging table of a parameter cannot be built, or None if it can be, or is not needed."""
     if slot.last_steps is None or max_missed(group, slot.work_dtype) is not None:
         return None
     return Refusal.unsupported(f"has sparse_updates='exact' for moments that decay within {MAX_STEP:,} steps")
 
 
 def max_missed(group: ResolvedGroup, dtype: torch.dtype) -> int | None:
-    """Return a number of missed steps after which the aging coefficients do not change; None if there are too many."""
+    """Return a number of missed steps from which on the aging coefficients are constant.
+
+    Returns None if they still change at `MAX_STEP` missed steps.
+    """
     rule = group.update.rule
     return _max_missed(rule, aging_options(rule, group.numbers), dtype == torch.float64)
 
@@ -53,7 +57,7 @@ def aging_table(group: ResolvedGroup, step: float, dtype: torch.dtype) -> np.nda
         dtype: The dtype of the arithmetic.
 
     Returns:
-        A row for each number of missed steps. Rows that have missed more steps than that use the last one.
+        An array whose entry n has the coefficients for n missed steps. Rows that missed more steps use the last entry.
     """
     rule = group.update.rule
     most = max_missed(group, dtype)
@@ -70,7 +74,7 @@ def _aging_rows(rule: Rule, numbers: tuple[float, ...], most: int, is_double: bo
 def _aging_coefficients(
     rule: Rule, numbers: tuple[float, ...], missed: np.ndarray[Any, np.dtype[np.float64]], is_double: bool
 ) -> np.ndarray[Any, Any]:
-    """Return the aging coefficients for each number of missed steps, in the order of the kernel."""
+    """Return the aging coefficients: a row for each number of missed steps, columns in the order of the kernel."""
     values = rule.aging(missed, read_aging_options(rule, numbers), NumpyFunctions).values()
     columns = [np.broadcast_to(np.asarray(value, np.float64), missed.shape) for value in values]
     table = np.stack(columns, 1) if columns else np.zeros((len(missed), 0))

@@ -83,12 +83,15 @@ class PlannedParam:
         return True
 
     def engine_grad(self) -> Tensor:
-        """Return the gradient in the form in which the engine receives it."""
+        """Return the gradient for the engine: the local shard of a DTensor, the real view of a complex gradient."""
         grad = self.grad_holder.grad
         return real_local_grad(self.param.grad, self.param) if grad is None else grad  # type: ignore[arg-type]
 
     def view_memory(self) -> list[Any]:
-        """Return the memory of the parameter and the rule's buffers. Other entries of the state belong to the user."""
+        """Return identity, address, shape and strides of the parameter, the rule's buffers and the step count.
+
+        Other entries of the state belong to the user and are ignored.
+        """
         if self.slot is None:
             return []
         tensors = [self.param, *(self.state[name] for name in (*self.slot.state, "step"))]
@@ -130,7 +133,7 @@ class StepPlan:
         self.work: list[tuple[Engine, list[KernelBatch]]] = []
         self.replay = ReplayController()
         self.last_step = object()
-        """An object that is replaced in every step."""
+        """Identifies the last step: each step replaces it, so that a step that was taken in between is noticed."""
         self._repetitions: list[Callable[[], None]] | None = None
         self.is_reusable, self.is_finished = True, False
         self.has_new_slots, self.has_new_batches = False, True
@@ -142,7 +145,7 @@ class StepPlan:
     # Changes between steps -----------------------------------------------------------------------------------------
 
     def fits(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any], unscale: bool) -> bool:
-        """Whether nothing but gradients and numbers among the options has changed since the last step.
+        """Whether the plan can serve the next step: at most gradients and numeric options have changed.
 
         Raises:
             ValueError: If an option has been set to a value of the wrong type.
@@ -160,7 +163,7 @@ class StepPlan:
         )
 
     def _refresh_options(self) -> bool:
-        """Adopt changed numbers. Returns False if the options ask for another update, kernel or engine."""
+        """Adopt changed numeric options. Returns False if the options now need another update, kernel or engine."""
         for number, group in enumerate(self.resolved):
             if group is None:
                 continue
@@ -184,7 +187,7 @@ class StepPlan:
             self.containers = ContainerSnapshot(containers)
 
     def _snapshot_memory(self) -> None:
-        """Note where the tensors of all slots are in memory, and in which form.
+        """Record the address and layout of the tensors of all slots.
 
         Fused engines hand addresses to compiled kernels, so any change matters to them. The other engines work on
         tensor objects, and only depend on the shapes.
@@ -217,7 +220,8 @@ class StepPlan:
         """Prepare the compiled snapshot of gradients. It cannot describe those of tensor subclasses."""
         holders = [planned.grad_holder for planned in self.params]
         readable = [i for i, x in enumerate(holders) if type(x) in PLAIN and (x.grad is None or type(x.grad) in PLAIN)]
-        on_cpu = all(x.device.type == "cpu" for x in holders)  # Other threads are awake in steps on the CPU only.
+        # Torch's threads speed up a snapshot only while they are awake, as in steps on the CPU.
+        on_cpu = all(x.device.type == "cpu" for x in holders)
         self.grads = TensorSnapshot([holders[i] for i in readable], of_grads=True, threads=on_cpu)
         self.readable = np.array(readable, np.int64)
         self.unreadable = sorted(set(range(len(holders))) - set(readable))
@@ -226,7 +230,7 @@ class StepPlan:
         self.has_unclear_grads = True
 
     def _adopt_grads(self) -> None:
-        """Compare the gradients of the next step with those of this one."""
+        """Store the kinds and sizes of this step's gradients, with which the next step compares its own."""
         self.grad_kinds, self.grad_sizes = self.grads.kinds | 1, self.grads.sizes.copy()
         self.has_unclear_grads = bool((self.grad_kinds < 0).any())
 
@@ -284,7 +288,7 @@ class StepPlan:
         planned.slot, planned.engine, planned.state = slot, choice.engine, self.state[planned.param]
         if planned.is_view:
             planned.memory = planned.view_memory()
-            # Autograd must differentiate through the view of each step, so `differentiable` needs a new one.
+            # With `differentiable`, autograd differentiates through the view of a step, so each step needs its plan.
             self.is_reusable &= not group.options["differentiable"] and planned.hold_grad()
         self.has_new_slots = self.has_new_batches = True
 
@@ -337,7 +341,8 @@ class StepPlan:
         """
         self.last_step, self._repetitions = object(), None
         if self.has_new_batches:
-            self.memory.update()  # Engines move step counts of a new batch into one tensor.
+            # Engines move the step counts of a new batch into one tensor, which changes their addresses.
+            self.memory.update()
         if self.has_new_slots:
             self._snapshot_containers()
         self.has_new_slots = self.has_new_batches = False

@@ -1,4 +1,4 @@
-"""The family as optimizers of Keras 3, on its JAX, torch and TensorFlow backends.
+"""The optimizers of `cadam` for Keras 3, on its JAX, torch and TensorFlow backends.
 
     model.compile(optimizer=cadam.keras.CAdam(learning_rate=1e-3), loss="binary_crossentropy")
 

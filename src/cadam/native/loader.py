@@ -198,7 +198,7 @@ def _run_inline_from_now_on(run_inline: int) -> None:
 
 
 def _required_torch_functions() -> Words:
-    """Return the addresses of torch's functions, of which only the required one must exist."""
+    """Return the addresses of torch's functions; 0 for a missing one. Only `REQUIRED_SYMBOL` must exist."""
     symbols = torch_symbols()
     if REQUIRED_SYMBOL in symbols.missing:
         raise UnavailableError(

@@ -37,7 +37,7 @@ class TorchSymbols:
     """The addresses of torch's functions, and the names of those that this version of torch does not have."""
 
     addresses: Words
-    """In the order of SYMBOLS; 0 for a function that is missing."""
+    """Addresses in the order of `SYMBOLS`; 0 for a missing function."""
     missing: tuple[str, ...]
 
 

@@ -18,7 +18,7 @@ class CompiledStep(TrainingStep):
     """Calls a compiled model. The optimizer and the loss are not compiled.
 
     Compiling takes some seconds, at the first batch. The compiled code works for all batch sizes, so that its results
-    do not depend on the sizes of earlier batches, and a resumed run is equal to the bit.
+    do not depend on the sizes of earlier batches, and a resumed run equals an uninterrupted one to the bit.
 
     Args:
         model: a model of the user's own.

@@ -87,7 +87,8 @@ class SqliteLog(EventLog):
             if execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise ValueError(f"{self.path} is on a file system that does not support SQLite's write-ahead log")
             execute(f"PRAGMA synchronous = {self._synchronous}")
-            # The learner copies the write-ahead log to the database (`checkpoint`). If it does not run, commits do.
+            # The learner calls `checkpoint` to copy the write-ahead log to the database. If the learner does not run,
+            # SQLite copies it in a commit, once the log has twice this size.
             execute(f"PRAGMA wal_autocheckpoint = {2 * MAX_WAL_BYTES // 4096}")
             number = execute("PRAGMA user_version").fetchone()[0]
             if number not in (0, FORMAT):

@@ -14,9 +14,9 @@ from .ids import Ids
 EVICTION = ("lru", "lfu", "none")
 """The ids that make room if a table is full: least recently used, least frequently used, or none."""
 EVICTED_SHARE = 32
-"""At least one of this number of rows is evicted at once, because finding them takes a scan of all records."""
+"""An eviction removes 1/32 of the rows, or more if more are needed, because it scans all records."""
 SWEEPS = 32
-"""The number of times that expired ids are searched within `expire_after`."""
+"""Expired ids are searched for at most this many times per period of `expire_after`."""
 
 
 class Counters(NamedTuple):
@@ -31,7 +31,7 @@ class Counters(NamedTuple):
     expired: int
     """The number of times that an id lost its row because it was not seen for long."""
     refused: int
-    """The number of lookups for training that found the shared row."""
+    """The number of lookups in training of ids that have no row yet, and so use row 0, the shared row."""
 
 
 class RowAssignment:
@@ -89,7 +89,7 @@ class RowAssignment:
     # Rows ----------------------------------------------------------------------------------------------------------
 
     def assign(self, ids: Ids, capacity: int, prepare: Callable[[int], None]) -> tuple[Words, NewRows]:
-        """Return the rows of ids that are trained, after giving rows to those that are to get one.
+        """Return the rows of the ids of a training batch, after assigning rows to newly admitted ids.
 
         Args:
             ids: The ids of a batch.
@@ -178,7 +178,7 @@ class RowAssignment:
         }
 
     def read_index(self, state: Mapping[str, Any]) -> IdIndex:
-        """Return the index of a state, which is checked, for `load_state_dict`.
+        """Check a state dict and return its index, for `load_state_dict`.
 
         Raises:
             ValueError: If the state is incomplete or damaged, or if its sketch has another size.

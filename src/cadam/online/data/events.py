@@ -25,7 +25,7 @@ _Column = TypeVar("_Column")
 FEATURE_PREFIX = "feature/"
 """The prefix of feature names in the dict that `Events.columns` returns."""
 ROLES = ("label", "id", "user", "time", "weight")
-"""The names of the other columns in that dict."""
+"""The names of the columns that are not features in the dict that `Events.columns` returns."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ MAX_DEPTH = 8
 MAX_LISTED_DEPTH = 100
 """The number of levels of which the names are listed to validate a schema."""
 MAX_FIELDS = 100
-"""An object with more different fields is probably a map from ids to values, and is not offered as features."""
+"""Objects with more different fields than this are not flattened: they are probably maps from ids to values."""
 ABSENT = object()
 """The result of `find_field` if a record has no such field."""
 
@@ -19,7 +19,7 @@ ABSENT = object()
 def find_field(record: Mapping[str, Any], name: str) -> Any:
     """Return the value of a column in a record, or `ABSENT`.
 
-    A field of that very name takes precedence over a field of a nested object.
+    A field whose own name is `user.id` takes precedence over the field `id` of the object `user`.
     """
     if name in record:
         return record[name]

@@ -63,7 +63,8 @@ def user_auc(scores: Array, labels: Array, users: Array) -> UserAuc:
     decode_users, user_code = _encode_users(user)
     key = (user_code << 32) | (_ranks(score) << 1) | label
     key.sort()
-    tie_start = _run_starts(key >> 1)  # events of one user with equal scores
+    # A tie is a run of events of one user with equal scores.
+    tie_start = _run_starts(key >> 1)
     user_start = _run_starts(key[tie_start] >> 32)
     positives = np.add.reduceat(key & 1, tie_start)
     negatives = np.diff(tie_start, append=len(key)) - positives

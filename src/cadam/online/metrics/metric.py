@@ -1,4 +1,7 @@
-"""The interfaces of metrics: one that a learner updates, and two kinds that `StreamMetrics` computes."""
+"""The interfaces of metrics.
+
+A learner updates a `Metric` with labeled predictions. `StreamMetrics` computes `WindowMetric` and `SummedMetric`.
+"""
 
 from __future__ import annotations
 

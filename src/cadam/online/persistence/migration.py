@@ -1,10 +1,11 @@
 """Migration of a learner's state to another schema or optimizer, which keeps everything that still has a meaning.
 
-The state of a ready-made model is copied entry by entry: rows of the tables by feature, slopes and samples by number,
-and inputs of the layers above by field. Moments are copied with their weights. A new column does not change the scores:
-in models with pairwise interactions its embeddings start at zero, and in the others the weights of the layers that read
-them do. A hashed column that becomes k times as large keeps what it has learned, because the new bucket of a value
-modulo the old size is its old bucket; other sizes start its rows again.
+The state of a ready-made model is copied entry by entry. Rows of the tables are matched by feature and bucket; the
+slopes and normalization samples of numbers by feature and position; the inputs of deeper layers by field. Moments are
+copied with their weights. A new column does not change the scores: in models with pairwise interactions its embeddings
+start at zero, and in other models the weights of the layers that read them do. A hashed column that becomes k times as
+large keeps what it has learned, because the new bucket of a value modulo the old size is its old bucket. With any
+other size, its rows are initialized again.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ RESIZABLE = ("hash", "words", "category")
 
 
 def change_schema(schema: Schema, add: Mapping[str, str], drop: Sequence[str], resize: Mapping[str, str]) -> Schema:
-    """Return a schema with other features.
+    """Return a copy of a schema in which features are added, dropped or resized.
 
     Args:
         schema: the schema.
         add: new features with their kinds.
         drop: features to leave out.
-        resize: features with kinds that differ in the size alone.
+        resize: features with their new kinds, which may differ from the old ones only in size.
 
     Raises:
         UsageError: if a change is not possible.
@@ -157,7 +158,7 @@ class Migration:
         return [None if key is None else self._maps[key] for key in maps]
 
     def _copy(self, name: str, old: Tensor, new: Tensor) -> Tensor:
-        """Return `new` with the entries that `old` has."""
+        """Return a copy of `new` in which every entry that also exists in `old` has its old value."""
         maps = self._dimensions(name, new.dim())
         targets, sources = [], []
         for size, each in zip(new.shape, maps, strict=True):
@@ -180,7 +181,7 @@ class Migration:
         """Return the state dict of the new model.
 
         Raises:
-            UsageError: if the layers of the model change their form.
+            UsageError: if a weight would change its shape in a way for which old values cannot be copied.
         """
         fresh = self._new_model.state_dict()
         self._make_neutral(fresh)
@@ -303,7 +304,8 @@ class Migration:
             UsageError: if the state cannot be migrated.
         """
         name, counts = str(state["optimizer_name"]), state["counts"]
-        if isinstance(ids := self._new_model.inputs.ids, IdFeatures):  # new ids expire by the clock of the stream
+        # New id features start at the present time and event count of the stream, by which their ids expire.
+        if isinstance(ids := self._new_model.inputs.ids, IdFeatures):
             ids.advance(float(counts["clock/now"]), int(counts["events"]))
         migrated = {
             **state,
@@ -374,7 +376,7 @@ def _map_names(old: Sequence[Any], new: Sequence[Any]) -> Array:
 
 
 def _number_parts(schema: Schema) -> list[tuple[str, int]]:
-    """List the numbers of an event: the name of the feature and the position in it."""
+    """List the numeric inputs of an event as (feature name, position in the feature)."""
     return [
         (name, position)
         for name, kind in schema.kinds.items()
@@ -384,7 +386,7 @@ def _number_parts(schema: Schema) -> list[tuple[str, int]]:
 
 
 def _fields(schema: Schema, model: networks.Linear) -> list[tuple[str, int]]:
-    """List the fields in the order of their embeddings."""
+    """List the fields of the model's input as (feature name, position), in the order of their embeddings."""
     inputs = model.inputs
     return [*((name, 0) for name in (*inputs.single_ids, *inputs.id_lists)), *_number_parts(schema)]
 
