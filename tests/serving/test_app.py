@@ -19,6 +19,7 @@ import torch
 from cadam.online import models
 from cadam.online.data.schema import Schema
 from cadam.online.run_config import RunConfig
+from cadam.serving import front_state
 from cadam.serving.app import Api
 from cadam.serving.client import Retries, _Requests
 from cadam.serving.config import Limits, ServiceConfig
@@ -358,6 +359,14 @@ def test_no_path_leads_to_a_file(state: FrontState, path: str) -> None:
     talk(state, conversation)
 
 
+def test_a_front_that_is_started_again_predicts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_state, "POLL_SECONDS", 60.0)
+    state = FrontState(build(tmp_path).config)
+    state.start()
+    assert post(state, "/predict", EVENT).status_code == 200
+    state.close()
+
+
 def test_before_the_first_snapshot_the_service_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = build(tmp_path)
     state.model.info = None
@@ -371,6 +380,20 @@ def test_before_the_first_snapshot_the_service_is_not_ready(tmp_path: Path, monk
         ):
             assert answer.status_code == 503
             assert "retry-after" in answer.headers
+
+    talk(state, conversation)
+
+
+def test_metrics_are_answered_without_the_folder_in_which_fronts_share_them(
+    state: FrontState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(state.config.path / "deleted"))
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        assert (await client.post("/predict", json=EVENT)).status_code == 200
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert 'cadam_requests_total{path="/predict",status="200"}' in answer.text
 
     talk(state, conversation)
 

@@ -147,14 +147,19 @@ def test_a_learner_that_diverges_waits_for_a_rollback(world: World) -> None:
     config = replace(world.config, lr=3e38, batch_size=2)
     world.stream(200)
     status = config.runtime_folder() / STATUS_FILE
+    stop: list[Callable[[], None]] = []
     with ThreadPoolExecutor() as pool:
-        learning = pool.submit(learn, config, lambda stop: None)
-        wait_for(lambda: status.exists() and "cadam_diverged 1.0" in json.loads(status.read_text())["metrics"], 30)
-        assert not learning.done()
-        version = Versions(config.path).list()[-1]
-        world.log.add_rollback(version.name, version.position)
-        with pytest.raises(RollbackRequestedError):
-            learning.result(30)
+        learning = pool.submit(learn, config, stop.append)
+        try:
+            wait_for(lambda: status.exists() and "cadam_diverged 1.0" in json.loads(status.read_text())["metrics"], 30)
+            assert not learning.done()
+            version = Versions(config.path).list()[-1]
+            world.log.add_rollback(version.name, version.position)
+            with pytest.raises(RollbackRequestedError):
+                learning.result(30)
+        finally:  # a failure must not leave the test waiting for the learner
+            for function in stop:
+                function()
     with safe_open(config.runtime_folder() / SNAPSHOT_FILE, framework="pt") as snapshot:
         assert all(bool(snapshot.get_tensor(name).isfinite().all()) for name in snapshot.keys())  # noqa: SIM118
 

@@ -278,7 +278,7 @@ class Api:
         """Return the metrics of the learner and of all front processes."""
         STALENESS.set(self.state.staleness)
         registry = REGISTRY
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # the supervisor sets it, because there may be several processes
+        if _shares_metrics():
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         own = f"# TYPE cadam_learner_up gauge\ncadam_learner_up {int(self.state.learner_is_running())}\n"
@@ -296,6 +296,15 @@ class Api:
     async def page(self, request: Request) -> Response:
         """Return the status page."""
         return HTMLResponse(self.state.page)
+
+
+def _shares_metrics() -> bool:
+    """Whether the metrics of all fronts are in the folder that the supervisor has made for them.
+
+    If its files were deleted, each front still has its own metrics.
+    """
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return folder is not None and os.path.exists(os.path.join(folder, f"counter_{os.getpid()}.db"))
 
 
 def _reject_constant(name: str) -> Any:

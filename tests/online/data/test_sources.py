@@ -275,7 +275,7 @@ def test_a_position_of_another_source_is_an_error(tmp_path: Path, request: pytes
     csv_source, parquet = (sources(kind, tmp_path, request)() for kind in ("csv", "parquet"))
     with pytest.raises(ValueError, match=r"'csv'.*'parquet'"):
         parquet.load_state_dict(csv_source.state_dict())
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(ValueError, match="--batch-size"):
         ParquetSource(parquet.path, SCHEMA, batch_size=8).load_state_dict(parquet.state_dict())
 
 
