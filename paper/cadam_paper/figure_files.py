@@ -33,16 +33,17 @@ def _continual_numbers() -> list[str]:
     return [*continual.answer(), *continual.result_table()]
 
 
-LONG_NUMBER = re.compile(r"\d+\.\d{9,}(?:e[+-]?\d+)?")
-"""A number whose last digits depend on the processor and on the versions of libraries."""
+NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[+-]?\d+)?")
+"""A decimal number. The last digits of long ones depend on the processor and on the versions of libraries."""
 
 
 def fingerprint(lines: Sequence[str]) -> str:
-    """Return a hash of the numbers of a figure, with nine significant digits each.
+    """Return a hash of the numbers of a figure, with six significant digits and nine decimal places each.
 
     It is stored in the image file to detect outdated figures.
     """
-    text = LONG_NUMBER.sub(lambda number: f"{float(number[0]):.9g}", "\n".join(lines))
+    # Adding 0 makes -0.0 equal to 0.0.
+    text = NUMBER.sub(lambda number: f"{round(float(number[0]), 9) + 0.0:.6g}", "\n".join(lines))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
