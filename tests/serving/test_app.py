@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import resource
 import string
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +398,15 @@ def test_metrics_are_answered_without_the_folder_in_which_fronts_share_them(
         assert 'cadam_requests_total{path="/predict",status="200"}' in answer.text
 
     talk(state, conversation)
+
+
+def test_probabilities_are_corrected_for_downsampled_negatives(tmp_path: Path) -> None:
+    state = build(tmp_path, replace(SCHEMA, negative_rate=0.1))
+    state.start()
+    [prediction] = post(state, "/predict", EVENT).json()["predictions"]
+    state.close()
+    sampled = 1 / (1 + math.exp(-prediction["score"]))
+    assert prediction["probability"] == pytest.approx(sampled / (sampled + (1 - sampled) / 0.1))
 
 
 def test_the_description_has_the_columns(state: FrontState) -> None:

@@ -133,6 +133,16 @@ def test_values_of_options_are_checked(words: tuple[str, str]) -> None:
     assert options("--retain-size", "10G").retain_size == 10 << 30
 
 
+def test_events_beyond_the_capacity_wait_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path)
+    world.config = replace(world.config, capacity=read_config(options(str(tmp_path), "--capacity", "5")).capacity)
+    for number in range(20):
+        world.log.append(world.event(f"waits {number}"))
+    assert list(world.learn().pending.number_of) == [f"waits {number}" for number in range(15, 20)]
+    world.log.close()
+
+
 def test_the_same_command_continues_after_a_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A migration writes hidden layers that the command had not named."""
     monkeypatch.chdir(tmp_path)

@@ -145,6 +145,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
     )
     add(
+        "--capacity",
+        type=positive_int,
+        default=1_000_000,
+        metavar="N",
+        help="how many events may wait for their labels (default: 1000000)",
+    )
+    add(
         "--guard",
         type=guard,
         default=3600.0,

@@ -275,6 +275,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         threads=options.threads,
         horizon=options.horizon,
         unmatched=options.unmatched,
+        capacity=options.capacity,
         refresh_seconds=options.refresh.seconds,
         refresh_steps=options.refresh.steps,
         guard_seconds=options.guard,

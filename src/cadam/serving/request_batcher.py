@@ -100,7 +100,7 @@ class RequestBatcher(threading.Thread):
         schema: the schema of the events, with an id.
         model: the model to predict with.
         open_log: opens the log; it is called in the thread, because a connection belongs to one thread.
-        has_probability: whether scores are logits, so that their logistic function is a probability.
+        has_probability: whether scores are logits, from which the schema computes probabilities.
         adds_time: whether events get the time of the request, because their schema has no time. What a client sends in
             this column is replaced: one wrong time would change how long all other events wait for their labels.
         limits: the limits of the service.
@@ -255,8 +255,9 @@ class RequestBatcher(threading.Thread):
             ids = batch.events.ids.tolist()
             info, scores = self._predict(batch.events.features)
             version = None if info is None else info.version
-        predictions = list(zip(valid, ids, scores.tolist(), strict=True))
-        for event, key, score in predictions:
+        probabilities = self.schema.probabilities(scores)
+        predictions = list(zip(valid, ids, scores.tolist(), probabilities.tolist(), strict=True))
+        for event, key, score, _ in predictions:
             if problem := check_id(key):
                 problems.setdefault(event.owner, f"{self.id_column}: {problem}")
             elif event.body is None:
@@ -266,7 +267,7 @@ class RequestBatcher(threading.Thread):
         failed = self._fail(requests, problems, outcomes)
         for request in requests:
             request.response = {"model_version": version, "predictions": []}
-        for event, key, score in predictions:
+        for event, key, score, probability in predictions:
             number, _ = event.owner
             if number in failed:
                 continue
@@ -275,7 +276,10 @@ class RequestBatcher(threading.Thread):
             request.entries.append(Entry("event", key, event.body, now, score, version))
             if request.kind == "learn":
                 request.entries.append(Entry("label", key, json.dumps(event.label), now))
-            request.response["predictions"].append(self._prediction(key, score))
+            prediction: Record = {"id": key, "score": score}
+            if self.has_probability:
+                prediction["probability"] = probability
+            request.response["predictions"].append(prediction)
 
     def _collect_events(
         self, requests: Sequence[Request], problems: dict[tuple[int, int], str], now: float
@@ -298,13 +302,6 @@ class RequestBatcher(threading.Thread):
                 body = _as_json(record)
                 events.append(SentEvent((number, index), record, body, None if label is ABSENT else label))
         return events
-
-    def _prediction(self, key: int | str, score: float) -> dict[str, Any]:
-        """Return the prediction of an event as clients get it."""
-        prediction = {"id": key, "score": score}
-        if self.has_probability:
-            prediction["probability"] = 1 / (1 + math.exp(-score)) if score > -700 else 0.0
-        return prediction
 
     def _has_feature(self, record: Mapping[str, Any]) -> bool:
         return any(find_field(record, name) is not ABSENT for name in self.schema.features)
