@@ -14,8 +14,10 @@ from cadam import CAdam
 from cadam.cli.main import main
 from cadam.online import Events, Learner, models
 from cadam.online.compiled_step import CompiledStep, find_missing_compiler
+from cadam.online.data.events import Columns
 from cadam.online.data.schema import Schema
 from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.training_step import TrainingStep
 
 needs_compiler = pytest.mark.skipif(find_missing_compiler("cpu") is not None, reason="no C++ compiler")
 
@@ -31,6 +33,85 @@ class Tiny(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x * self.weight)
+
+
+class Deep(nn.Module):
+    """A model with an embedding table with sparse gradients, and hidden layers."""
+
+    same_in_training = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(200, 8, sparse=True)
+        self.layers = nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, item: Tensor, price: Tensor) -> Tensor:
+        price = price.to(self.table.weight.dtype)
+        scores: Tensor = self.layers(torch.cat([self.table(item), price.unsqueeze(1)], 1)).squeeze(1)
+        return scores
+
+
+def both_steps(dtype: torch.dtype) -> tuple[CompiledStep, TrainingStep]:
+    """Return the compiled and the generic step of equal models."""
+    torch.manual_seed(0)
+    model = Deep().to(dtype)
+    reference = copy.deepcopy(model)
+    compiled = CompiledStep(model, CAdam(model.named_parameters(), lr=0.003), LOG_LOSS)
+    return compiled, TrainingStep(reference, CAdam(reference.named_parameters(), lr=0.003), LOG_LOSS)
+
+
+def deep_columns(seed: int, count: int = 32) -> Columns:
+    random = np.random.default_rng(seed)
+    item, price = random.integers(0, 200, count), random.normal(size=count).astype(np.float32)
+    labels = random.random(count) < 1 / (1 + np.exp(-(item % 5 - 2 + price)))
+    return Events({"item": item, "price": price}, labels=labels).columns()
+
+
+def learn(step: TrainingStep, batch: Columns) -> np.ndarray:
+    scores = step.learn(batch)
+    assert scores is not None
+    return scores
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_one_compiled_step_from_the_same_state_agrees_to_rounding() -> None:
+    compiled, generic = both_steps(torch.float32)
+    for seed, count in enumerate((32, 2, 17, 32)):
+        generic.model.load_state_dict(compiled.model.state_dict())
+        generic.optimizer.load_state_dict(copy.deepcopy(compiled.optimizer.state_dict()))
+        batch = deep_columns(seed, count)
+        np.testing.assert_allclose(learn(compiled, batch), learn(generic, batch), rtol=1e-6, atol=1e-6)
+        for mine, other in zip(compiled.model.parameters(), generic.model.parameters(), strict=True):
+            assert mine.grad is not None
+            assert other.grad is not None
+            torch.testing.assert_close(mine.grad.to_dense(), other.grad.to_dense(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_thousand_compiled_steps_in_float64_agree() -> None:
+    compiled, generic = both_steps(torch.float64)
+    for seed in range(1000):
+        batch = deep_columns(seed)
+        np.testing.assert_allclose(learn(compiled, batch), learn(generic, batch), rtol=1e-6, atol=1e-6)
+    for name, value in generic.model.state_dict().items():
+        torch.testing.assert_close(compiled.model.state_dict()[name], value, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_log_loss_over_a_thousand_compiled_steps_agrees() -> None:
+    losses = []
+    for step in both_steps(torch.float32):
+        total = 0.0
+        for seed in range(1000):
+            batch = deep_columns(seed)
+            total += float(LOG_LOSS(torch.from_numpy(learn(step, batch)), torch.from_numpy(batch["label"])))
+        losses.append(total)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[1] / 1000 < 0.6  # the model has learned something
 
 
 @needs_compiler
