@@ -55,6 +55,7 @@ def test_the_command_compares_continues_and_reports(folder: Path, capsys: pytest
     scores = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("scores.f32")}
     assert len(scores) >= 2 * 2 * 2
     numbers = json.loads((folder / "report.json").read_text())
+    assert numbers["title"] == f"Adam against SGDM on {folder / 'clicks.parquet'}"
     assert main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("scores.f32")} == scores
     again = json.loads((folder / "report.json").read_text())

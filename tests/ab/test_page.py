@@ -37,6 +37,13 @@ def test_the_page_has_the_verdict_before_figures_and_commands() -> None:
     assert re.search(r"var\(--c2a6f97\)", page), "CAdam has its color"
 
 
+def test_the_table_has_a_column_per_arm_so_that_it_fits_on_a_phone() -> None:
+    page = render_page("title", STUDY, make_result(), "cadam ab a.csv", "")
+    head, row = re.findall("<tr><th>(?:</th>|rate to use).*?</tr>", page, re.DOTALL)
+    assert [text for text in re.split(r"<.*?>|\s+", head) if text] == ["CAdam", "Adam"]
+    assert re.sub("<.*?>", " ", row).split() == ["rate", "to", "use", "0.03", "0.03"]
+
+
 def test_an_option_of_a_command_is_not_broken_after_its_hyphens() -> None:
     page = render_page("title", STUDY, make_result(), "cadam ab a.csv --lr 0.1", "cadam run a.csv --lr 0.1")
     assert '<pre><code>cadam run a.csv <span class="option">--lr</span> 0.1</code></pre>' in page

@@ -79,7 +79,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The title of the page."""
-        return f"{' against '.join(reversed(self.study.arms))} on {self.study.data}"
+        return f"{' against '.join(reversed(self.study.arms))} on {run_config.displayed_uri(self.study.data)}"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -55,6 +55,9 @@ BLOCK_OF_COMPARISON = 100
 class Guard:
     """Watches the log loss of a learner.
 
+    A control chart raises the alert (Shewhart 1931, "Economic control of quality of manufactured product"). The
+    comparison that ends it uses the confidence sequence of Choe and Ramdas (2024), "Comparing sequential forecasters".
+
     Args:
         hold: the shortest time in seconds from an alert to its end without a rollback.
     """
@@ -163,7 +166,8 @@ class Guard:
 def upper_limit(values: Sequence[float]) -> float:
     """Return the value that the next one exceeds with probability `FALSE_ALERT_RATE`; infinite for few values.
 
-    It is the upper end of a prediction interval of Student's t for independent normal values.
+    It is the upper end of a prediction interval of Student's t for independent normal values (Hahn and Meeker 1991,
+    "Statistical Intervals", chapter 4).
     """
     count = len(values)
     if count < MIN_BLOCKS:

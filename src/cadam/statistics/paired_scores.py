@@ -67,6 +67,10 @@ def log_losses(scores: Array, labels: Array) -> Array:
 class PairedScores:
     """The differences of two arms so far, and the verdict that they allow.
 
+    The interval over time is the confidence sequence of Choe and Ramdas (2024), "Comparing sequential forecasters", the
+    one over seeds that of Student (1908), "The probable error of a mean". Both have to agree: the test of the union of
+    hypotheses of Berger (1982), "Multiparameter hypothesis testing and acceptance sampling".
+
     Args:
         better: Whether lower or higher scores are better.
         matters: The smallest difference of practical use, in the unit of `scale`.

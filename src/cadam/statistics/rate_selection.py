@@ -34,6 +34,9 @@ The first losses of a stream are those of untrained models. They are forgotten i
 class RateSelector:
     """Names the learning rate with the lowest discounted past loss.
 
+    It follows the leader on discounted losses, as in Cesa-Bianchi and Lugosi (2006), "Prediction, Learning, and Games",
+    sections 2.11 and 4.3.
+
     Args:
         rates: The learning rates.
         half_life: The largest number of events after which a loss has half of its weight. It is smaller at the

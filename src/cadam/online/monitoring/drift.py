@@ -49,7 +49,11 @@ MIN_DIVERGENCE = 0.01
 
 
 def half_widths(count: Array, variance: Array, alpha: float) -> Array:
-    """Return half the width of the anytime-valid t interval for the mean of `count` values; infinite for few values."""
+    """Return half the width of the anytime-valid t interval for the mean of `count` values; infinite for few values.
+
+    It inverts the t test of Lai (1976), "On confidence sequences", in the form of Wang and Ramdas (2024),
+    "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance".
+    """
     n = np.maximum(count, 2).astype(np.float64)
     factor = ((PRIOR_WEIGHT + n) / (PRIOR_WEIGHT * alpha**2)) ** (1 / n)
     rest = 1 - factor * PRIOR_WEIGHT / (PRIOR_WEIGHT + n)
@@ -62,6 +66,8 @@ def half_widths(count: Array, variance: Array, alpha: float) -> Array:
 
 class RiseDetector:
     """Detects a rise of the mean of a sequence of values.
+
+    Shekhar and Ramdas (2023), "Reducing sequential change detection to sequential estimation".
 
     Args:
         alpha: the inverse of the expected number of values until a false alarm.
