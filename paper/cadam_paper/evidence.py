@@ -457,7 +457,7 @@ def _signed_range(values: Sequence[float]) -> str:
 
 def switch_table() -> list[str]:
     """Return the table that recommends for each situation whether to switch from Adam to CAdam."""
-    rows = table_header("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
+    rows = table_header("your situation", "switch?", "expected gain, CAdam minus Adam", "evidence")
     streams, (drifting, _) = unchanged_streams(), clicks_by_drift()
     shifting = len(streams) + len(drifting)
     rows.append(
