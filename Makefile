@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test test-torchrec test-keras lint unit demo bench docs dist clean
+.PHONY: test test-torchrec test-keras test-recipes lint unit demo bench docs dist clean
 
 test: lint unit
 
@@ -27,6 +27,10 @@ test-keras: $(VENV)-keras/ready
 	for backend in jax torch tensorflow; do \
 		KERAS_BACKEND=$$backend $(VENV)-keras/bin/python -m pytest -q tests/keras -m "slow or not slow" || exit 1; \
 	done
+
+# The recipes of the documentation with the frameworks that they use, in a separate environment.
+test-recipes: $(VENV)-recipes/ready
+	$(VENV)-recipes/bin/python -m pytest -q tests/test_recipes.py tests/test_timm.py
 
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
@@ -60,6 +64,11 @@ $(VENV)-keras/ready: $(PARTS)
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[keras]' pytest jax tensorflow-cpu
 	touch $@
 
+$(VENV)-recipes/ready: $(PARTS)
+	$(PYTHON) -m venv $(VENV)-recipes
+	$(VENV)-recipes/bin/pip install --quiet --constraint constraints.txt --editable '.[jax]' pytest lightning transformers accelerate timm flax
+	touch $@
+
 # Build the sdist, the wheel of this platform and the wheel without kernels. The release workflow builds all platforms.
 dist: $(VENV)-dist/ready
 	rm -rf dist
@@ -74,4 +83,4 @@ $(VENV)-dist/ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-torchrec $(VENV)-keras $(VENV)-dist build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrec $(VENV)-keras $(VENV)-recipes $(VENV)-dist build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

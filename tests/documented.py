@@ -76,14 +76,29 @@ def _markdown(page: Path) -> str:
 
 
 def prose(page: Path) -> list[str]:
-    """Return the paragraphs, list items and headings of a page, without code, tables and generated text."""
-    text = re.sub(r"^```.*?^```$", "\n", _markdown(page), flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"<!-- table: .*?<!-- end -->", "\n", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.DOTALL)
+    """Return the paragraphs, list items and headings of a page, also generated ones, without code and tables."""
+    text = _without_code(page)
     text = re.sub(r"^ *\|.*\|$|^    \S.*$", "", text, flags=re.MULTILINE)
     parts = re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|(?<=\n)(?=#)|(?<=^)(?=#)", text)
-    plain = (re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", _INLINE.sub("code", part)) for part in parts)
-    return [" ".join(re.sub(r"^\s*(?:[-*]|\d+\.|#+) ", "", part).split()) for part in plain if part.strip()]
+    return [_plain(re.sub(r"^\s*(?:[-*]|\d+\.|#+) ", "", part)) for part in parts if part.strip()]
+
+
+def cells(page: Path) -> list[str]:
+    """Return the cells of the tables of a page, also of generated ones, that have words."""
+    rows = re.findall(r"^ *\|(.*)\|$", _without_code(page), re.MULTILINE)
+    plain = [_plain(cell) for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    return [cell for cell in plain if re.search(r"[A-Za-z]{2}", cell)]
+
+
+def _without_code(page: Path) -> str:
+    """Return the Markdown of a page without blocks of code, comments and HTML tags."""
+    text = re.sub(r"^```.*?^```$", "\n", _markdown(page), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.DOTALL)
+
+
+def _plain(markdown: str) -> str:
+    """Return a text in one line, with the words of its links, and `code` for each piece of code."""
+    return " ".join(re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", _INLINE.sub("code", markdown)).split())
 
 
 def links(page: Path) -> list[str]:

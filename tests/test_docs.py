@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import cadam
-from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, anchors, blocks, has_work, links, prose, run
+from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, anchors, blocks, cells, has_work, links, prose, run
 
 NOT_RUN = [block for page in PAGES for block in blocks(page) if block.skip_reason]
 
@@ -77,14 +77,16 @@ def test_a_block_after_a_directive_is_found(tmp_path: Path) -> None:
     assert [(block.code, block.marks) for block in blocks(page)] == [("x = 1\n", {"slow": ""})]
 
 
-def test_prose_of_a_page_is_its_text_without_code_and_tables(tmp_path: Path) -> None:
+def test_a_page_has_prose_and_cells_of_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# A head\n\nOne two `three four` five. Six [seven](x.md) eight!\nNine.\n\n- ten\n- eleven\n\n| no | no |\n\n"
-        "```sh\nno no\n```\n<!-- no -->\n"
+        "# A head\n\nOne two `three four` five. Six [seven](x.md) eight!\nNine.\n\n- ten\n- eleven\n\n"
+        "| a `b` | 1.2 |\n| --- | --- |\n| [the c](y.md) | dd \\| e |\n\n"
+        "```sh\nno no\n```\n<!-- no -->\n<!-- table: made -->\n- made\n\n| cell |\n<!-- end -->\n"
     )
-    assert prose(page) == ["A head", "One two code five. Six seven eight! Nine.", "ten", "eleven"]
-    assert links(page) == ["x.md"]
+    assert prose(page) == ["A head", "One two code five. Six seven eight! Nine.", "ten", "eleven", "made"]
+    assert cells(page) == ["a code", "the c", r"dd \| e", "cell"]
+    assert links(page) == ["x.md", "y.md"]
     assert anchors(page) == {"a-head"}
 
 

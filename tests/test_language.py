@@ -1,4 +1,4 @@
-"""Checks of the wording of docstrings, comments and help texts.
+"""Checks of the wording of docstrings, comments, help texts, documentation pages and HTML templates.
 
 They catch habits that make a text hard to read: questions as docstrings, clauses without a subject, archaic words,
 terms that only this project uses, and British spellings. `python -m tests.test_language PATH...` prints what they find.
@@ -7,6 +7,7 @@ terms that only this project uses, and British spellings. `python -m tests.test_
 from __future__ import annotations
 
 import ast
+import html
 import io
 import re
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
+from tests.documented import NOTEBOOKS, PAGES, ROOT, cells, prose
 
 NOT_YET_CONVERTED: tuple[str, ...] = ()
 """Packages and modules whose texts are still being rewritten, as paths that start with `src` or `paper`."""
@@ -87,6 +88,7 @@ PRIVATE = {
     "strange labels?": "orphan label",
     "told right": "classified correctly",
     "left the numbers": "diverged",
+    "row v": "one second moment per row",
 }
 """Terms that only this project used, as regular expressions, and the common term."""
 
@@ -102,12 +104,16 @@ BRITISH = re.compile(
 )
 
 
+TEMPLATES = sorted(path for folder in ("src", "paper") for path in (ROOT / folder).rglob("*.html*"))
+"""The HTML templates of the reports and of the status page."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A text and the line where it starts."""
 
     kind: str
-    """`docstring`, `comment`, `help text`, or `page` for the prose of a documentation page."""
+    """`docstring`, `comment`, `help text`, `page` for prose of a page, or `cell` for a cell of its tables."""
     line: int
     content: str
 
@@ -152,6 +158,15 @@ def c_texts(source: str) -> Iterator[Text]:
     for match in re.finditer(r"/\*.*?\*/|(?://[^\n]*(?:\n[ \t]*(?=//))?)+", source, re.DOTALL):
         words = re.sub(r"^\s*(?:/\*+|\*+/|\*|//+)\s?", "", match[0], flags=re.MULTILINE).replace("*/", "")
         yield Text("comment", source[: match.start()].count("\n") + 1, words.strip())
+
+
+def template_texts(template: str) -> Iterator[Text]:
+    """Yield the texts of the elements of an HTML template."""
+    template = re.sub(r"<(script|style|svg)\b.*?</\1>|\{#.*?#\}|\{%.*?%\}", "\n\n", template, flags=re.DOTALL)
+    template = re.sub(r"<code>.*?</code>|\{\{.*?\}\}", "CODE", template, flags=re.DOTALL)
+    template = re.sub(r"</?(?!(?:a|b|i|em|strong|br)\b)[a-z][^>]*>", "\n\n", template)
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", template))
+    yield from (Text("page", 1, " ".join(part.split())) for part in re.split(r"\n\s*\n", plain) if part.strip())
 
 
 def problems(text: Text) -> list[str]:
@@ -224,7 +239,15 @@ def test_texts_of_the_package_are_plain(package: Path) -> None:
     ids=lambda page: page.name,
 )
 def test_words_of_the_page_are_plain(page: Path) -> None:
-    found = [f"{problem}\n    {part}" for part in prose(page) for problem in problems(Text("page", 1, part))]
+    texts = [*(Text("page", 1, part) for part in prose(page)), *(Text("cell", 1, cell) for cell in cells(page))]
+    found = [f"{problem}\n    {text.content}" for text in texts for problem in problems(text)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_texts_of_the_template_are_plain(template: Path) -> None:
+    texts = list(template_texts(template.read_text(encoding="utf-8")))
+    found = [f"{problem}\n    {text.content}" for text in texts for problem in problems(text)]
     assert not found, "\n".join(found)
 
 
@@ -245,6 +268,7 @@ GOOD = [
 ]
 
 BAD = [
+    (Text("cell", 1, "those of the batch"), "begins with 'those'"),
     (Text("docstring", 1, "Can it?"), "question"),
     (Text("docstring", 1, "Does a parameter have other memory?\n\nArgs:\n    p: the parameter."), "question"),
     (Text("docstring", 1, "The same for rows."), "begins with 'The same'"),
@@ -292,6 +316,13 @@ def test_texts_are_found_with_their_lines() -> None:
         Text("comment", 1, "One\ncomment."),
         Text("comment", 3, "Another\none."),
     ]
+
+
+def test_texts_of_a_template_are_its_elements() -> None:
+    template = (
+        "<style>p {}</style><p>One {{ name }}\n<b>two</b></p>{% if x %}<td title='no'>three &amp; <code>no</code></td>"
+    )
+    assert [text.content for text in template_texts(template)] == ["One CODE two", "three & CODE"]
 
 
 if __name__ == "__main__":

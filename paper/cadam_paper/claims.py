@@ -41,7 +41,7 @@ class Claim:
 
 def table() -> list[str]:
     """Return the table of all claims."""
-    header = table_header("claim", "in the paper", "its number", "ours", "verdict")
+    header = table_header("claim", "in the paper", "its number", "our number", "verdict")
     return [*header, *(table_row(c.claim, c.section, c.paper, c.ours, c.verdict) for c in claims())]
 
 
@@ -218,7 +218,7 @@ def _vgg() -> Iterable[Claim]:
         "table 4",
         "+4.52",
         f"{COMMON_RATE}: {format_interval(difference_of(speeds[2]))}; {_at_own_rates('continuous 2°')}",
-        f"{judge([speeds[2]])} at that rate; ours is smaller",
+        f"{judge([speeds[2]])} at that rate; our gain is smaller",
     )
     at_own_rates = evidence.image_pairs()["noise 40%"].at_own_rates
     levels = [find_row("fig-image-noise", f"noise {level}%: mean test accuracy") for level in (10, 20, 30, 40)]

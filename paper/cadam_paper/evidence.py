@@ -457,7 +457,7 @@ def _signed_range(values: Sequence[float]) -> str:
 
 def switch_table() -> list[str]:
     """Return the table that recommends for each situation whether to switch from Adam to CAdam."""
-    rows = table_header("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
+    rows = table_header("your situation", "switch?", "expected gain, CAdam minus Adam", "evidence")
     streams, (drifting, _) = unchanged_streams(), clicks_by_drift()
     shifting = len(streams) + len(drifting)
     rows.append(
@@ -603,7 +603,7 @@ def switch_legend() -> list[str]:
     """Explain the recommendations of `switch_table` and how accuracy is measured."""
     return [
         "*Yes* and *no*: at least half of the cases are clearly ahead, or behind, after the Bonferroni correction for "
-        "all comparisons of the row, and no case is clear in the other direction, not even without correction. The "
+        "all comparisons of the row; even without correction, no case is clear in the other direction. The "
         f"four rows of images are corrected for {len(adam_pairs())} comparisons together. *Unclear*: fewer than half "
         "of the cases are clear, or they contradict each other. *No need to*: no case is clear after the correction, "
         "although each optimizer has its best rate. *Try it in an A/B*: ahead in our studies, but by a small margin, "
@@ -789,9 +789,9 @@ def noise_floors() -> list[str]:
     ]
     auc = [row.values["noise floor"] for row in find_rows("stream-criteo", "stream")]
     return [
-        "**The noise floor.** Two sets of three Adam runs that differ only in their seeds differ by less than "
-        f"{_range(accuracy)} points of accuracy on VGG-16 and {_range(auc)} points of AUC on clicks with drift, 95% of "
-        "the time. The comparisons above are more precise because their seeds are paired. Still, a gain below the "
+        "**The noise floor.** Two sets of three Adam runs differ only in their seeds. In 95% of the cases, they differ "
+        f"by less than {_range(accuracy)} points of accuracy on VGG-16, and {_range(auc)} points of AUC on clicks with "
+        "drift. The comparisons above are more precise because their seeds are paired. Still, a gain below the "
         "noise floor is small."
     ]
 

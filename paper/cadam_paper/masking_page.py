@@ -65,8 +65,8 @@ def answer() -> list[str]:
         f"- **It costs at low learning rates:** only {percent(NETWORK_CONDITIONS[0], low, 'harmful_masked')} is "
         f"harmful at {format_rate(low)}, so nearly all of the masked update was progress.",
         f"- **It costs on rare rows of a table:** of the masked update of rows with 11 to 100 updates, "
-        f"{rare[3]:.0%} to {rare[4]:.0%} is harmful, so the mask delays what new items would learn "
-        f"(learning rate {format_rate(REFERENCE_RATE)}).",
+        f"{rare[3]:.0%} to {rare[4]:.0%} is harmful (learning rate {format_rate(REFERENCE_RATE)}). So the mask makes "
+        "the model learn new items more slowly.",
         f"- **It hardly separates corrupted labels from clean ones:** over the run, gradients of clean examples agree "
         f"with the momentum in {clean:.1%} of the elements, those of corrupted examples in {corrupted:.1%}. The "
         "difference is clear only in the first hundred steps.",

@@ -94,7 +94,7 @@ def rate_table() -> list[str]:
 
     One column has both optimizers at Adam's best rate, the other one has each optimizer at its own best rate.
     """
-    lines = table_header("condition; Adam's rate", "both at it", "CAdam at its own", "noise floor")
+    lines = table_header("condition; Adam's rate", "both at Adam's rate", "CAdam at its own best rate", "noise floor")
     results = load("tab-image-rates").results
     for condition in study.CONDITIONS.values():
         best = study.own_rates(results, condition)
@@ -105,7 +105,7 @@ def rate_table() -> list[str]:
             table_row(
                 f"{condition.label(condition.reference)}; {adams}",
                 format_interval(both.difference),
-                f"the same, {adams}"
+                f"also {adams}"
                 if best["CAdam"] == best["Adam"]
                 else f"{format_interval(at_own_rates.difference)} at {format_rate(best['CAdam'])}",
                 f"±{both.floor:.2f}",

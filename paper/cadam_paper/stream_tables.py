@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from cadam.ab.text import join_words
-from cadam.statistics.comparison import KINDS, sign
+from cadam.statistics.comparison import sign
 
 from .archive_names import UNCHANGED, display_condition
 from .harness.summary import Row
@@ -33,26 +33,35 @@ ARMS = ("Adam", "CAdam")
 
 
 def answer() -> list[str]:
-    """Return the summary of the results on all streams as a list of bullet points."""
-    curves = dict(_complete_experiments("rates"))
-    own = {label: find_row(name, f"{MAIN}: {OWN}") for label, name in curves.items()}
-    high = {label: find_row(name, f"{MAIN}: both at three times that") for label, name in curves.items()}
-    chosen = {label: find_row(name, f"{UNCHANGED}: {MAIN} (") for label, name in _complete_experiments("ab")}
+    """Return the table of gains and verdicts by stream, and a sentence about the best learning rates."""
+    table = table_header(
+        "gain of CAdam in points of GAUC",
+        OWN,
+        "both at three times Adam's best rate",
+        "rates chosen on the first fifth",
+        f"verdict, {OWN}",
+        "verdict, rates chosen on the first fifth",
+    )
+    words = kind_names("CAdam better", "CAdam worse")
+    curves, chosen = dict(_complete_experiments("rates")), dict(_complete_experiments("ab"))
+    for label in STREAMS.values():
+        rows = {}
+        if label in curves:
+            rows["own"] = find_row(curves[label], f"{MAIN}: {OWN}")
+            rows["high"] = find_row(curves[label], f"{MAIN}: both at three times that")
+        if label in chosen:
+            rows["chosen"] = find_row(chosen[label], f"{UNCHANGED}: {MAIN} (")
+        gains = [_format_gain(rows[key]) if key in rows else "not run" for key in ("own", "high", "chosen")]
+        verdicts = [words[rows[key].verdict_kind] if key in rows else "not run" for key in ("own", "chosen")]
+        table.append(table_row(label, *gains, *verdicts))
     ratios = best_rate_ratios()
     higher = [label for label, ratio in ratios.items() if ratio > 1]
     lower = [label for label, ratio in ratios.items() if ratio < 1]
-    lines = [
-        f"- **Each optimizer at its own best rate**: {_describe_by_sign(own)}.",
-        f"- **Both at three times Adam's best rate**: {_describe_by_sign(high)}.",
-        f"- **Rates chosen on the first fifth of the stream**: {_describe_by_sign(chosen)}.",
-        f"- **Intervals over seeds, users and time together**, each at its own best rate: {_describe_by_kind(own)}.",
-        "- **Intervals over seeds, users and time together**, rates chosen on the first fifth: "
-        f"{_describe_by_kind(chosen)}.",
-        f"- **CAdam's best rate** is higher than Adam's on {_join_or_none(higher)}, and lower on "
-        f"{_join_or_none(lower)}.",
+    return [
+        *table,
+        "",
+        f"CAdam's best rate is higher than Adam's on {_join_or_none(higher)}, and lower on {_join_or_none(lower)}.",
     ]
-    missing = [label for label in STREAMS.values() if label not in curves]
-    return lines + ([f"- Not run over learning rates: {join_words(missing)}."] if missing else [])
 
 
 def best_rate_ratios() -> dict[str, float]:
@@ -63,25 +72,10 @@ def best_rate_ratios() -> dict[str, float]:
     }
 
 
-def _describe_by_sign(rows: Mapping[str, Row]) -> str:
-    """List the streams on which CAdam is ahead, behind or undecided over seeds, with the differences in points."""
-    words = {1: "CAdam is ahead over seeds on", -1: "CAdam is behind over seeds on", 0: "it is undecided over seeds on"}
-    parts = []
-    for side, text in words.items():
-        points = {
-            label: 100 * row.values["difference"] for label, row in rows.items() if sign(difference_of(row)) == side
-        }
-        if points:
-            parts.append(f"{text} {join_words(f'{label} ({point:+.2f})' for label, point in points.items())}")
-    return "; ".join(parts) + " (points of GAUC)" if parts else "not run"
-
-
-def _describe_by_kind(rows: Mapping[str, Row]) -> str:
-    """List the streams by verdict."""
-    words = kind_names("CAdam better", "CAdam worse")
-    kinds = {kind: [label for label, row in rows.items() if row.verdict_kind == kind] for kind in KINDS}
-    parts = [f"{words[kind]} on {join_words(labels)}" for kind, labels in kinds.items() if labels]
-    return "; ".join(parts) or "not run"
+def _format_gain(row: Row) -> str:
+    """Format a difference of GAUC in points, in bold if the interval over seeds excludes 0."""
+    text = f"{100 * row.values['difference']:+.2f}"
+    return f"**{text}**" if sign(difference_of(row)) else text
 
 
 def _join_or_none(labels: Sequence[str]) -> str:

@@ -152,7 +152,7 @@ def confidence_sequence(differences: Array, alpha: float = 0.05, first_check: in
       errors (Johnson 1978).
 
     The first checks cannot detect a dependence that is about as long as the blocks so far, and are then too narrow;
-    `docs/ab.md` reports how often.
+    `docs/ab_statistics.md` reports how often.
 
     Ends are infinite before `first_check` blocks, if there are too few effective blocks, and until half of
     `first_check` blocks differ from the block before: blocks that are all equal show no variance, so they say nothing

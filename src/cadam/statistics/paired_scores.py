@@ -5,8 +5,8 @@ every batch (see `cadam.statistics.sequential`). The t interval over seeds is ab
 seed both arms start from the same weights. Student's interval (Student 1908, "The probable error of a mean", Biometrika
 6(1)) is not made for repeated checks. Its confidence is therefore 1 - alpha / 2, and the confirmation below does the
 rest: simulated comparisons of equal arms, which are looked at after every batch and judged at the end, check it
-(`tests/ab/test_error_rates.py`). It assumes that differences over seeds are about normal; docs/ab.md says, under
-Limits, how often others mislead it.
+(`tests/ab/test_error_rates.py`). It assumes that differences over seeds are about normal; the section "Limits" of
+docs/ab_statistics.md has the error rates for others.
 
 **While a stream runs**, a verdict may come after any batch and ends the comparison, so the rule is strict. A verdict is
 meant for the events to come, and an optimizer may only learn the first events faster. Both intervals therefore also
