@@ -190,6 +190,11 @@ def test_the_statements_of_the_page_follow_from_the_archive() -> None:
         gains = {arm: each.difference for arm, each in page.comparisons(condition, "accuracy").items()}
         assert min(gains[arm].mean for arm in penalized) > gains[page.TREATMENT].mean
         assert gains["Adam with a random mask"].mean < 0
+        longer = gains["Adam with beta1 0.95"]
+        assert longer.mean < 0
+        assert is_significant_among(longer, len(tasks.CONDITIONS) * (len(ARMS) - 1))
+        inactive = {arm: page.inactive(condition, arm) for arm in ARMS}
+        assert all(inactive[arm] < inactive["Adam"] for arm in ARMS if arm not in ("Adam", "Adam with beta1 0.95"))
         assert gains[page.TREATMENT].count == 6
     over_larger_penalty = page.differences(page.PENALIZED_TREATMENT, page.STRONGLY_PENALIZED)
     assert page.clear_names(over_larger_penalty) == [tasks.LABELS]
