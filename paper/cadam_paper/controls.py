@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cadam.ab.text import join_words
 from cadam.statistics.comparison import Better, sign
 from cadam.statistics.intervals import Interval
 
@@ -31,6 +32,13 @@ from .stream_tables import MAIN, OWN, STREAMS
 CADAM, CAUTIOUS, RANDOM, LONG = "CAdam", "cautious", "random mask", "beta1 0.95"
 ARMS = (CADAM, CAUTIOUS, RANDOM, LONG)
 """The arms that are compared with Adam; on language models AdamW and CAdamW."""
+NAMES = {
+    CADAM: "CAdam",
+    CAUTIOUS: control_arms.CAUTIOUS,
+    RANDOM: control_arms.RANDOM,
+    LONG: control_arms.LONG_MOMENTUM,
+}
+"""The names of the arms in the results of continual learning and of real streams."""
 LANGUAGE_MODELS = {
     "lm-shift": "GPT 3M, one domain after the other",
     "lm-mixed": "GPT 3M, domains mixed",
@@ -99,26 +107,19 @@ def _language_model_lines() -> Iterable[Line]:
 
 
 def _continual_lines() -> Iterable[Line]:
-    names = {CADAM: "CAdam", CAUTIOUS: "cautious Adam", RANDOM: "Adam with a random mask"}
     for name, tasks in CONTINUAL.items():
         for condition in CONDITIONS if is_complete(name) else ():
             results = load(name).results.where(condition=condition)
             label = f"{tasks}, {condition}"
-            yield _line(label, "online accuracy, %", names, continual.BASELINE, results, "accuracy", "higher")
+            yield _line(label, "online accuracy, %", NAMES, continual.BASELINE, results, "accuracy", "higher")
 
 
 def _stream_lines() -> Iterable[Line]:
-    names = {
-        CADAM: "CAdam",
-        CAUTIOUS: control_arms.CAUTIOUS,
-        RANDOM: control_arms.RANDOM,
-        LONG: control_arms.LONG_MOMENTUM,
-    }
     for name, label in STREAMS.items():
         label = f"{STREAM_PREFIX}{label}"
         if is_complete(f"rates-{name}-controls"):
             results = load(f"rates-{name}-controls").results
-            yield _line(label, "GAUC, %", names, "Adam", results, MAIN_METRIC, "higher", evidence.POINTS)
+            yield _line(label, "GAUC, %", NAMES, "Adam", results, MAIN_METRIC, "higher", evidence.POINTS)
         elif is_complete(f"rates-{name}"):
             row = find_row(f"rates-{name}", f"{MAIN}: {OWN}")
             differences = {CADAM: difference_of(row, evidence.POINTS)}
@@ -161,6 +162,20 @@ def table() -> list[str]:
         cells = [format_interval(line.differences[arm]) if arm in line.differences else "–" for arm in ARMS]
         text.append(table_row(line.study, line.measure, f"{line.adam:.2f}", *cells))
     return text
+
+
+def missing() -> list[str]:
+    """Return one sentence that says in which studies the table has dashes, and why."""
+    studies = lines()
+    lacking = [line.study for line in studies if len(line.differences) < len(ARMS)]
+    streams = [study.removeprefix(STREAM_PREFIX) for study in lacking if study.startswith(STREAM_PREFIX)]
+    others = len(lacking) - len(streams)
+    return [
+        f"{len(lacking)} of {len(studies)} rows have dashes instead of control arms: the {others} of images and "
+        "generated clicks, whose studies need a GPU and were run before the control arms were built, and "
+        f"those of {join_words(streams)}, whose [commands are prepared](paper.md#ready-and-not-run) and were not run "
+        "because they take long."
+    ]
 
 
 def answer() -> list[str]:

@@ -27,6 +27,8 @@ TABLES_COLUMNS = {
     "exact updates": "exact updates",
 }
 """The columns of results/cpu/confidence_for_tables.txt that the page shows, and their titles there."""
+TABLES_RATES = 5
+"""Number of learning rates at which each arm of results/cpu/confidence_for_tables.txt was run."""
 STREAM_LABELS = {
     "turnover": "new items all the time (simulated)",
     "movielens": "film ratings",
@@ -71,6 +73,24 @@ def defaults() -> list[str]:
     return list(table("defaults.txt", DEFAULTS_COLUMNS))
 
 
+def defaults_cost() -> list[str]:
+    """Return one sentence on the runs of the table of `cadam run` without options."""
+    streams, learners = len(read("defaults.txt")), len(DEFAULTS_COLUMNS) - 1
+    count = streams * learners
+    return [f"Cost: {count} runs ({streams} streams, {learners} learners, one seed). Their time was not recorded."]
+
+
 def confidence_for_tables() -> list[str]:
     """Return the table of CAdam with and without confidence for embedding tables."""
     return list(table("confidence_for_tables.txt", TABLES_COLUMNS, STREAM_LABELS))
+
+
+def confidence_for_tables_cost() -> list[str]:
+    """Return one sentence on the runs of the table of confidence for embedding tables."""
+    rows = read("confidence_for_tables.txt")
+    arms = len(rows[0]) - 1
+    count = len(rows) * arms * TABLES_RATES
+    return [
+        f"Cost: {count} runs ({len(rows)} streams, {arms} arms, {TABLES_RATES} learning rates, one seed). "
+        "Their time was not recorded."
+    ]

@@ -58,6 +58,26 @@ def test_the_cautious_mask_rescales_and_the_random_mask_keeps_the_same_share() -
     assert is_random[is_kept].mean() == pytest.approx(0.4, abs=0.03)
 
 
+def test_the_arm_with_a_longer_momentum_is_adam_with_that_beta1() -> None:
+    jax = pytest.importorskip("jax")
+    import optax
+
+    from cadam_paper.continual import optimizers
+
+    params = jax.numpy.zeros(3)
+    ours = optimizers.build("Adam with beta1 0.95", 0.1, jax.random.key(0))
+    theirs, default = optax.adam(0.1, b1=0.95), optax.adam(0.1)
+    states = [each.init(params) for each in (ours, theirs, default)]
+    for gradient in (1.0, -2.0, 0.5):
+        grads = jax.numpy.array([gradient, 1.0, -gradient])
+        steps = []
+        for index, each in enumerate((ours, theirs, default)):
+            step, states[index] = each.update(grads, states[index], params)
+            steps.append(np.asarray(step))
+    np.testing.assert_allclose(steps[0], steps[1], rtol=1e-5)
+    assert not np.allclose(steps[0], steps[2], rtol=1e-2)
+
+
 def test_runs_of_an_arm_are_one_program_and_give_the_result_of_a_single_run() -> None:
     pytest.importorskip("jax")
     specs = [
@@ -170,6 +190,11 @@ def test_the_statements_of_the_page_follow_from_the_archive() -> None:
         gains = {arm: each.difference for arm, each in page.comparisons(condition, "accuracy").items()}
         assert min(gains[arm].mean for arm in penalized) > gains[page.TREATMENT].mean
         assert gains["Adam with a random mask"].mean < 0
+        longer = gains["Adam with beta1 0.95"]
+        assert longer.mean < 0
+        assert is_significant_among(longer, len(tasks.CONDITIONS) * (len(ARMS) - 1))
+        inactive = {arm: page.inactive(condition, arm) for arm in ARMS}
+        assert all(inactive[arm] < inactive["Adam"] for arm in ARMS if arm not in ("Adam", "Adam with beta1 0.95"))
         assert gains[page.TREATMENT].count == 6
     over_larger_penalty = page.differences(page.PENALIZED_TREATMENT, page.STRONGLY_PENALIZED)
     assert page.clear_names(over_larger_penalty) == [tasks.LABELS]

@@ -34,6 +34,17 @@ def test_the_first_table_of_the_evidence_page_answers_five_situations() -> None:
         assert "then" in row.split("|")[4], "the learning rate to try first"
 
 
+def test_the_sentence_before_the_table_names_the_studies_without_control_arms() -> None:
+    (sentence,) = controls.missing()
+    lacking = {each.study: each for each in controls.lines() if len(each.differences) < len(controls.ARMS)}
+    assert sentence.startswith(f"{len(lacking)} of {len(controls.lines())} rows")
+    on_gpu = [name for name in lacking if name.startswith(("VGG-16, ", "ResNet-18, ", "DeepFM, "))]
+    assert f"the {len(on_gpu)} of images and generated clicks" in sentence
+    for name, each in lacking.items():
+        assert set(each.differences) == {controls.CADAM}, "all three control arms are missing"
+        assert name in on_gpu or name.removeprefix(controls.STREAM_PREFIX) in sentence
+
+
 def line(better: Better, **differences: float) -> controls.Line:
     """A study of ten seeds whose intervals have a half-width of 1."""
     intervals = {arm: Interval(mean, mean - 1, mean + 1, 10) for arm, mean in differences.items()}

@@ -11,6 +11,7 @@ import torch
 
 import cadam
 from cadam.statistics.intervals import Interval
+from cadam_paper import published
 from cadam_paper.harness.experiment import Finished
 from cadam_paper.harness.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper.language_models import corpus, optimizers, page, runs, stream, study
@@ -272,6 +273,50 @@ def test_the_page_names_every_arm_and_the_conclusion_of_the_comparison(monkeypat
     text = page.answer()[-1]
     assert "in favor of CAdamW in 3 of 4 conditions and in favor of AdamW in 1" in text
     assert "After correction for 4 comparisons, 3 are significant" in text
+
+
+def test_the_sentence_on_high_rates_counts_only_conditions_in_which_both_were_run() -> None:
+    (sentence,) = page.high_rate()
+    ends: dict[str, list[float]] = {"AdamW": [], "CAdamW": []}
+    for name, condition in page.CONDITIONS.items():
+        rates = {arm: page.curves(name, "loss")[arm] for arm in ends}
+        is_complete = all(curve.rates[-1] >= page.HIGH_RATE for curve in rates.values())
+        assert (f"AdamW was not run at this rate with *{condition}*" in sentence) == (not is_complete)
+        for arm, curve in rates.items() if is_complete else ():
+            by_seed = [curve.values[page.HIGH_RATE][seed] - curve.values[curve.best()][seed] for seed in curve.seeds]
+            ends[arm].append(float(np.mean(by_seed)))
+    assert f"in {len(ends['AdamW'])} of 4 conditions" in sentence
+    assert f"loss of AdamW is {min(ends['AdamW']):.2f} to {max(ends['AdamW']):.2f} bits" in sentence
+    assert f"loss of CAdamW {min(ends['CAdamW']):.2f} to {max(ends['CAdamW']):.2f}," in sentence
+
+
+def test_the_statements_of_the_page_follow_from_the_archive() -> None:
+    text = " ".join((published.ROOT / "docs" / "language_models.md").read_text("utf-8").split())
+    differences = {name: page.comparisons(name, "loss") for name in page.CONDITIONS}
+    gains = [-of_arms["CAdamW"].difference.mean for of_arms in differences.values()]
+    assert f"under all four conditions**, by {min(gains):.2f} to {max(gains):.2f} bits" in text
+    of_random = [-of_arms["AdamW with a random mask"].difference.mean for of_arms in differences.values()]
+    assert f"A random mask gains at most {max(of_random):.2f} bits over the pass" in text
+    for name in page.CONDITIONS:
+        curves = page.curves(name, "loss")
+        assert curves["cautious AdamW"].best() == curves["CAdamW"].best() / 2, "at half the learning rate"
+        assert page.comparisons(name, "held_out")["CAdamW"].kind == "inconclusive"
+    clear = [
+        (name, arm)
+        for name in page.CONDITIONS
+        for arm, comparison in page.comparisons(name, "held_out").items()
+        if comparison.kind == "better"
+    ]
+    assert clear == [("lm-mixed", "cautious AdamW")], "the one interval that excludes 0 in favor of another arm"
+
+
+def test_the_speedup_table_has_every_condition_and_the_last_domain_comes_last() -> None:
+    rows = [row.strip("| ").split(" | ") for row in page.speedup_table()[2:]]
+    assert [row[0] for row in rows] == list(page.CONDITIONS.values())
+    results = published.load("lm-shift").results
+    losses = results.where(optimizer=BASELINE, lr=page.curves("lm-shift", "loss")[BASELINE].best()).curve("loss")
+    jumps = np.flatnonzero(np.diff(losses.astype(float).mean(0)) > 0.5)
+    assert jumps[-1] >= 0.9 * losses.shape[1], "no optimizer meets the last domain before the last tenth of the pass"
 
 
 def test_a_speedup_that_no_seed_shows_is_named() -> None:

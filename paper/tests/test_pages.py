@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from markupsafe import escape
 
 from cadam.statistics import comparison
-from cadam_paper import figure_files, pages, published
+from cadam_paper import figure_files, judged_streams, pages, published, recorded_tables
 from cadam_paper.harness import report
 from cadam_paper.harness.page import page_templates
 from cadam_paper.harness.results import Results
@@ -89,6 +90,53 @@ def test_intervals_in_the_text_come_from_the_archive(
     assert intervals
     rows = {in_brackets(row.values) for row in rows_of(*studies) if "difference" in row.values}
     assert intervals <= rows | more()
+
+
+ANY_INTERVAL = re.compile(r"[+-]\d+\.\d+%? \[[+-]\d+\.\d+%?, [+-]\d+\.\d+%?\]")
+
+
+@pytest.mark.parametrize(
+    "page", ["language_models", "continual", "mechanism", "streams", "evidence", "rates", "claims"]
+)
+def test_intervals_of_the_other_pages_are_all_generated(page: str) -> None:
+    """The text around the generated tables has no intervals, so that all of them are those of the archive."""
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    assert pages.MARKED.search(text)
+    assert not ANY_INTERVAL.findall(" ".join(pages.MARKED.sub("", text).split()))
+
+
+def test_numbers_in_the_text_on_streams_come_from_the_results() -> None:
+    text = " ".join((ROOT / "docs" / "streams.md").read_text("utf-8").split())
+    actions = [result["verdicts"][0]["action"] for result in judged_streams.verdicts().values()]
+    assert (len(actions), actions.count("switch"), actions.count("stay")) == (8, 6, 0)
+    assert "decides six of eight streams for CAdam" in text
+    assert "and none for Adam" in text
+    leads = [
+        -period for period in judged_streams.verdicts("evidence_streams_full.json")["forest"]["pairs"][0]["periods"]
+    ]
+    assert len(leads) == 20
+    first, later = math.floor(min(leads[:3])), math.ceil(max(leads[3:]))
+    assert f"at least {first}% in the first three of 20 periods, and at most {later}% in all later ones" in text
+    rows = {row["stream"]: row for row in recorded_tables.read("defaults.txt")}["baseball"]
+    loss, *others = (float(rows[name].split()[0]) for name in ("cadam run", "VW", "VW, FTRL", "river", "river, FTRL"))
+    assert f"On baseball the lead is {min(others) - loss:.4f}." in text
+
+
+def test_numbers_in_the_text_on_the_mechanism_come_from_the_results() -> None:
+    text = " ".join((ROOT / "docs" / "mechanism.md").read_text("utf-8").split())
+    rows = recorded_tables.read("confidence_for_tables.txt")
+    cadam, without = ([float(row[arm].split("%")[0]) for row in rows] for arm in ("CAdam", "tables without confidence"))
+    assert len(rows) == 5
+    assert max(cadam) < 0
+    assert "was ahead of Adam on all five" in text
+    assert sum(a < b for a, b in zip(cadam, without, strict=True)) == 4
+    assert "ahead of a model without the mask on its tables on four" in text
+    assert sum(row["CAdam"].endswith("(0.016)") for row in rows) == 3
+    assert "on three of them the best rate is the highest that was run" in text
+    turnover = judged_streams.verdicts()["turnover"]
+    assert turnover["events"] == 600_000
+    assert -0.1 < turnover["pairs"][0]["difference"] < 0
+    assert "On 600,000 events of the first stream, the gain of CAdam over Adam is below 0.1%" in text
 
 
 def test_noise_floors_in_the_text_come_from_the_archive() -> None:

@@ -25,8 +25,8 @@ RUNS = {
     "lm-shift-50m": 18,
     "fig-rates-lion": 96,
     "fig-rates-radam": 96,
-    "continual": 350,
-    "continual-small": 336,
+    "continual": 400,
+    "continual-small": 384,
 }
 """The number of runs at full scale before a grid is extended."""
 PUBLISHED = ("continual-small",)

@@ -61,6 +61,16 @@ def test_the_table_of_defaults_marks_the_three_streams_for_tuning() -> None:
     ]
 
 
+def test_the_costs_count_the_runs_that_the_files_describe() -> None:
+    folder = Path(__file__).parents[2] / "results" / "cpu"
+    defaults, tables = ((folder / name).read_text() for name in ("defaults.txt", "confidence_for_tables.txt"))
+    assert "seed 0" in defaults
+    learners = recorded_tables.defaults()[0].count("|") - 2
+    assert f"{13 * learners} runs (13 streams, {learners} learners, one seed)" in recorded_tables.defaults_cost()[0]
+    assert "one\nseed, each arm at the best of five fixed rates" in tables
+    assert "Cost: 125 runs (5 streams, 5 arms, 5 learning rates" in recorded_tables.confidence_for_tables_cost()[0]
+
+
 def test_the_sentence_on_the_lowest_losses_counts_the_table() -> None:
     rows = [row.strip("| ").split(" | ") for row in recorded_tables.defaults()[2:] if "(tuning)" not in row]
     lowest = sum(float(cells[1]) < min(map(float, cells[3:])) for cells in rows)

@@ -17,10 +17,12 @@ class Arm:
             same ones with a larger step ("cautious"), or as many at random.
         pull: Strength of the L2 penalty on the distance from the initial weights (Kumar et al. 2023,
             https://arxiv.org/abs/2308.11958). Its gradient is added to that of the loss.
+        beta1: Decay rate of the first moment, for arms without a mask or with CAdam's.
     """
 
     mask: Mask = "none"
     pull: float = 0.0
+    beta1: float = 0.9
 
 
 ARMS: Mapping[str, Arm] = {
@@ -28,6 +30,7 @@ ARMS: Mapping[str, Arm] = {
     "CAdam": Arm("sign"),
     "cautious Adam": Arm("cautious"),
     "Adam with a random mask": Arm("random"),
+    "Adam with beta1 0.95": Arm(beta1=0.95),
     "Adam, L2 toward the start 1e-3": Arm(pull=1e-3),
     "Adam, L2 toward the start 1e-2": Arm(pull=1e-2),
     "CAdam, L2 toward the start 1e-3": Arm("sign", pull=1e-3),

@@ -1,4 +1,4 @@
-"""The arms of the study: Adam and CAdam of `cadam.jax`, two other masks as controls, and L2 toward the start."""
+"""The optimizers of the arms in JAX: Adam and CAdam of `cadam.jax`, and Adam with two other masks."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def build(name: str, lr: Any, key: Any) -> optax.GradientTransformation:
         lr: The learning rate, which may be a traced value.
         key: The key of the random mask.
     """
-    mask = ARMS[name].mask
+    mask, beta1 = ARMS[name].mask, ARMS[name].beta1
     if mask in ("cautious", "random"):
         return optax.chain(scale_by_masked_adam(mask, key), optax.scale_by_learning_rate(lr))
     optimizer = cadam.jax.cadam if mask == "sign" else cadam.jax.adam
-    return optimizer(lr, track_alignment=False)
+    return optimizer(lr, b1=beta1, track_alignment=False)

@@ -1,4 +1,6 @@
-"""Continual learning on CIFAR-10: 100 or 200 tasks in turn, for Adam, CAdam, two other masks and L2 toward the start.
+"""Continual learning on CIFAR-10: 100 or 200 tasks in turn, for Adam, CAdam, three control arms and L2 penalties.
+
+Controls are two other masks and a longer momentum, and the penalty is that on the distance from the initial weights.
 
 Every arm has a grid of learning rates for each condition, which is extended until its best rate is not at an end. Arms
 are compared at their own best rates, and the rate of each seed is chosen on the other seeds.
