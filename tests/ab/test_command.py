@@ -215,13 +215,15 @@ def test_the_output_ends_with_the_command_that_learns_with_the_recommended_arm(
     )
     arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--seeds", "1"]
     assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "runs"]) == 0
-    command = "cadam run clicks.csv --label click --batch-size 50 --optimizer Adam --lr 0.03"
+    command = (
+        "cadam run clicks.csv --label click --batch-size 50 --optimizer Adam --lr 0.03 --checkpoint runs/clicks-ab"
+    )
     printed = capsys.readouterr().out
     assert json.loads(Path("report.json").read_text())["run"] == command, "one seed decides nothing: the baseline stays"
     assert printed.endswith(f"to learn with Adam from now on:\n  {command}\n")
     assert main([*command.split()[1:], "--quiet"]) == 0
     assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "runs"]) == 0
-    assert json.loads(Path("report.json").read_text())["run"] == f"{command} --checkpoint runs/clicks-2"
+    assert json.loads(Path("report.json").read_text())["run"] == f"{command}-2"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +446,7 @@ def test_the_learning_command_has_the_options_of_the_arm() -> None:
     expected = (
         f"cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer '{arm}'"
     )
-    assert command == f"{expected} --lr 0.03"
+    assert command == f"{expected} --lr 0.03 --checkpoint runs/a-b-ab"
     untrained = make_result(arm=arm, warm_up=None)
     assert not learning_command(options, Study("csv:a b.csv", ("Adam", arm), "m.py:build", 256), untrained)
 

@@ -531,14 +531,10 @@ def _run_command(options: argparse.Namespace, uri: str, optimizer: str, lr: floa
     if optimizer != "CAdam":
         values["optimizer"] = optimizer
     values["lr"] = f"{lr:g}"
-    # Without another folder, cadam run would continue a run that is already there.
-    name = run_config.short_name(uri)
-    folder = Path("runs", name)
-    for number in itertools.count(2):
-        if not folder.exists():
-            break
-        folder = Path("runs", f"{name}-{number}")
-        values["checkpoint"] = folder
+    # It has its own folder, because the default one may contain a run with other options, now or later.
+    folder = Path("runs", f"{run_config.short_name(uri)}-ab")
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    values["checkpoint"] = next(path for path in itertools.chain([folder], numbered) if not path.exists())
     words = [options.place] if options.place is not None else ["--data", uri]
     for name, value in values.items():
         if value is not None:
