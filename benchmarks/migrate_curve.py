@@ -96,7 +96,7 @@ def compare(folder: Path, count: int) -> None:
             print(f"cadam migrate FOLDER {' '.join(changes)}")
             described = cadam("migrate", folder / case / "run", *changes).splitlines()[:-1]
             print("".join(f"    {line}\n" for line in described))
-        learn(data, folder / case)
+        learn(data, folder / case, *(changes if case == "optimizer" else ()))
         losses[case] = window_losses(folder / case, size)
     learn(second, folder / NEW, "--schema", schema)
     losses[NEW] = np.append(np.full(WINDOWS, np.nan), window_losses(folder / NEW, size))
