@@ -4,7 +4,10 @@ Ids are random 64-bit integers. They are inserted in batches into empty maps, th
 first in training, where the index of DynamicEmbedding also records time and frequency of each id, then in evaluation.
 All contenders take turns within a round; the table shows medians over the rounds of the processor time, which other
 processes disturb less than the time of the clock. absl (libabsl-dev) and boost
-(libboost1.81-dev) are compiled here if they are installed, and left out otherwise.
+(libboost1.81-dev) are compiled here if they are installed, and left out otherwise. So is the managed collision of
+TorchRec, which has a fixed number of rows, here one and a half for each id, and sorts its ids again every few batches
+that insert or train; the time of `insert` does not include finding the rows. dict and managed collision take part in
+the first round only. TorchRec's other kind, HashZchManagedCollisionModule, inserts on CUDA only.
 
     python benchmarks/id_index.py [--ids 10000000] [--rounds 5] [--batch 65536]
 """
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +73,42 @@ class Dict:
 
     def bytes(self) -> int:
         return sys.getsizeof(self.rows) + 64 * len(self.rows)  # an int object for each id and each row
+
+
+class ManagedCollision:
+    """TorchRec's MCHManagedCollisionModule, which remembers the least recent use of each id."""
+
+    def __init__(self, ids: int, batches: int) -> None:
+        from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
+
+        self.size = ids * 3 // 2
+        # All ids must have a row at the end of a pass.
+        interval = next(count for count in range(min(10, batches), batches + 1) if batches % count == 0)
+        policy, device = LRU_EvictionPolicy(), torch.device("cpu")
+        self.slots = MCHManagedCollisionModule(self.size, device, policy, interval, 2**62)
+
+    def insert(self, ids: Any) -> Any:
+        self.slots.profile(_features(ids))
+        self.slots.evict()
+        return [1]
+
+    def train(self, ids: Any) -> Any:
+        self.insert(ids)
+        return self.find(ids)
+
+    def find(self, ids: Any) -> Any:
+        rows = self.slots.remap(_features(ids))["item"].values()
+        return (self.size - 1 - rows).numpy()  # ids without a row have the last one
+
+    def bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.slots.buffers())
+
+
+def _features(ids: Any) -> Any:
+    from torchrec import JaggedTensor
+
+    values = torch.from_numpy(ids.view(np.int64)) & (2**62 - 1)
+    return {"item": JaggedTensor(values, lengths=torch.ones(len(ids), dtype=torch.int64))}
 
 
 def compiled(name: str, number: int) -> Callable[[], Any] | None:
@@ -142,12 +182,14 @@ def main() -> None:
     orders = [random.permutation(ids), random.permutation(ids)]
     inserted, looked_up = (np.split(order, range(arguments.batch, len(ids), arguments.batch)) for order in orders)
     maps = {"absl::flat_hash_map": compiled("absl", 1), "boost::unordered_flat_map": compiled("boost", 2)}
-    contenders = {"cadam IdIndex": Own, **{name: make for name, make in maps.items() if make}, "dict": Dict}
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    contenders = {"cadam IdIndex": Own, **{name: make for name, make in maps.items() if make}}
+    slow: dict[str, Callable[[], Any]] = {"dict": Dict}
+    if find_spec("torchrec") is not None:
+        slow["managed collision"] = lambda: ManagedCollision(len(ids), len(inserted))
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in [*contenders, *slow]}
     for round_ in range(arguments.rounds):
-        for name, make in contenders.items():
-            if name != "dict" or round_ == 0:  # dict takes longer than all others together
-                results[name].append(measure(make, inserted, looked_up))
+        for name, make in (contenders | slow if round_ == 0 else contenders).items():
+            results[name].append(measure(make, inserted, looked_up))
     median = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in results.items()
     }

@@ -63,7 +63,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 def digest(state: object) -> bytes:
     """Return a hash of nested containers of tensors and numbers."""
     if isinstance(state, torch.Tensor):
-        return hashlib.sha256(state.detach().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
+        return hashlib.sha256(state.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
     if isinstance(state, dict):
         state = [item for pair in state.items() for item in pair]
     if isinstance(state, list | tuple):

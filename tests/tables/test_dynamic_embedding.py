@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.tables import Counters, DynamicEmbedding
+from tests.engines.triton_interpreter import ON_CUDA, on_cuda
 from tests.tables import killed_process
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -37,6 +38,7 @@ OPTIMIZERS: dict[str, Make] = {
     "SparseAdam": lambda params: torch.optim.SparseAdam(list(params), lr=0.01),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.01),
 }
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
 
 
 def attached(make: Make = OPTIMIZERS["CAdam"], **options: Any) -> tuple[DynamicEmbedding, torch.optim.Optimizer]:
@@ -58,12 +60,18 @@ def rows_of(table: DynamicEmbedding) -> Tensor:
     return torch.cat([chunk.detach() for chunk in table.chunks])
 
 
+def equals(x: Tensor, y: Tensor) -> bool:
+    """Whether tensors are equal: to the bit on the CPU, up to rounding on CUDA, where torch may add in any order."""
+    return torch.equal(x, y) if x.device.type == "cpu" else torch.allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
 # Learning ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_a_table_of_one_chunk_learns_like_an_embedding(make: Make) -> None:
-    table, optimizer = attached(make, chunk_rows=100)
+@on_devices
+def test_a_table_of_one_chunk_learns_like_an_embedding(make: Make, device: str) -> None:
+    table, optimizer = attached(make, chunk_rows=100, device=device)
     learn(table, optimizer, list(range(1000, 1050)))  # in this order, ids get the rows 1 to 50
     plain = nn.Embedding(100, 4, sparse=True, _weight=rows_of(table).clone())
     other = make(plain.parameters())
@@ -71,13 +79,14 @@ def test_a_table_of_one_chunk_learns_like_an_embedding(make: Make) -> None:
     random = torch.Generator().manual_seed(0)
     for _ in range(5):
         ids = torch.randint(0, 50, (3, 7), generator=random)
-        assert torch.equal(learn(table, optimizer, ids + 1000), learn(plain, other, ids + 1))
-    assert torch.equal(rows_of(table), plain.weight)
+        assert equals(learn(table, optimizer, ids + 1000), learn(plain, other, (ids + 1).to(device)))
+    assert equals(rows_of(table), plain.weight)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_chunks_are_added_and_learn_without_moving_the_others(make: Make) -> None:
-    table, optimizer = attached(make)
+@on_devices
+def test_chunks_are_added_and_learn_without_moving_the_others(make: Make, device: str) -> None:
+    table, optimizer = attached(make, device=device)
     learn(table, optimizer, [1, 2])
     address, before = table.chunks[0].data_ptr(), table([1, 2]).detach()
     for start in range(0, 300, 20):
@@ -89,17 +98,18 @@ def test_chunks_are_added_and_learn_without_moving_the_others(make: Make) -> Non
     ids = list(range(1000, 1300))
     losses = [float((learn(table, optimizer, ids) - 1).square().sum()) for _ in range(5)]
     assert losses == sorted(losses, reverse=True)
-    assert all(p.grad is not None and p.grad.is_sparse for p in table.chunks)
+    assert all(p.grad is not None and p.grad.is_sparse and p.device.type == device for p in table.chunks)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_a_reused_row_has_the_state_of_a_new_one(make: Make) -> None:
-    table, optimizer = attached(make, max_rows=6, chunk_rows=4)
+@on_devices
+def test_a_reused_row_has_the_state_of_a_new_one(make: Make, device: str) -> None:
+    table, optimizer = attached(make, max_rows=6, chunk_rows=4, device=device)
     for _ in range(3):
         learn(table, optimizer, [1, 2, 3, 4, 5, 6])
     learn(table, optimizer, [1, 2, 3, 4])
     states = [row_state(optimizer, chunk) for chunk in table.chunks if chunk in optimizer.state]
-    untouched = [{name: x[0].clone() for name, x in state.items()} for state in _states_of_new_table(make)]
+    untouched = [{name: x[0].clone() for name, x in state.items()} for state in _states_of_new_table(make, device)]
     table([7, 8])  # evicts 5 and 6, which were seen least recently
     assert table.counters() == Counters(rows=6, admitted=8, evicted=2, expired=0, refused=0)
     new = table._index.find(np.array([7, 8], np.uint64))
@@ -110,14 +120,15 @@ def test_a_reused_row_has_the_state_of_a_new_one(make: Make) -> None:
             for name, x in states[chunk].items():
                 assert torch.equal(x[row - chunk * sizes[0]], untouched[0][name]), name
     fresh = DynamicEmbedding(4)
-    assert torch.equal(table([7, 8]), fresh([7, 8]))
+    assert torch.equal(table([7, 8]).cpu(), fresh([7, 8]))
 
 
-def _states_of_new_table(make: Make) -> list[dict[str, Tensor]]:
+def _states_of_new_table(make: Make, device: str) -> list[dict[str, Tensor]]:
     """Return the state of a table in which row 0 was never updated."""
-    param = nn.Parameter(torch.zeros(3, 4))
+    param = nn.Parameter(torch.zeros(3, 4, device=device))
     optimizer = make([param])
-    param.grad = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 4), param.shape, check_invariants=True)
+    grad = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 4), param.shape, check_invariants=True)
+    param.grad = grad.to(device)
     optimizer.step()
     return [row_state(optimizer, param)]
 
@@ -125,6 +136,29 @@ def _states_of_new_table(make: Make) -> list[dict[str, Tensor]]:
 def row_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
     """Return the tensors of a table's state that have a value for each row."""
     return {name: x for name, x in optimizer.state[param].items() if isinstance(x, Tensor) and x.dim()}
+
+
+@on_cuda
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_a_table_on_cuda_learns_like_one_on_the_cpu_and_loads_its_state(make: Make) -> None:
+    """Ids repeat first, so that the step of the optimizer is replayed, then ids come and go."""
+    options = {"max_rows": 60, "expire_after": 2}
+    on_cpu, on_gpu = attached(make, **options), attached(make, **options, device="cuda")
+    random = torch.Generator().manual_seed(0)
+    ids = [torch.arange(20)] * 10 + [torch.randint(0, 80, (40,), generator=random) + 5 * i for i in range(20)]
+    for number, batch in enumerate(ids):
+        if number == 20:
+            state = copy.deepcopy([part.state_dict() for part in on_cpu])
+            on_gpu = attached(make, **options, device="cuda")
+            for part, saved in zip(on_gpu, state, strict=True):
+                part.load_state_dict(saved)
+        expected = learn(*on_cpu, batch)
+        values = learn(*on_gpu, batch.cuda() if number % 2 else batch)
+        assert values.is_cuda
+        torch.testing.assert_close(values.cpu(), expected, rtol=0, atol=0.003)  # a step moves rows by about 0.01
+        assert on_gpu[0].counters() == on_cpu[0].counters()
+    assert min(on_gpu[0].counters()[:4]) > 0
+    assert on_gpu[0].memory()["rows"] == on_cpu[0].memory()["rows"]
 
 
 def test_initial_values_depend_on_seed_and_id_alone() -> None:
@@ -140,8 +174,9 @@ def test_initial_values_depend_on_seed_and_id_alone() -> None:
     assert abs((values / 0.5).pow(4).mean() - 2.7) < 0.05  # the kurtosis of a sum of four uniform numbers
 
 
-def test_gradients_of_two_lookups_are_added_although_the_table_grows_between_them() -> None:
-    table, optimizer = attached()
+@on_devices
+def test_gradients_of_two_lookups_are_added_although_the_table_grows_between_them(device: str) -> None:
+    table, optimizer = attached(device=device)
     first = table([1, 2, 2])
     second = table(list(range(2, 100)))
     (first.sum() + 2 * second.sum()).backward()
@@ -151,8 +186,9 @@ def test_gradients_of_two_lookups_are_added_although_the_table_grows_between_the
     optimizer.step()
 
 
-def test_rows_are_not_given_away_between_a_lookup_and_its_step() -> None:
-    table, optimizer = attached(max_rows=4)
+@on_devices
+def test_rows_are_not_given_away_between_a_lookup_and_its_step(device: str) -> None:
+    table, optimizer = attached(max_rows=4, device=device)
     learn(table, optimizer, [1, 2, 3, 4])
     table([1, 2])
     table([3, 8, 9])  # only 4 can be evicted: 9 has no row
@@ -164,8 +200,9 @@ def test_rows_are_not_given_away_between_a_lookup_and_its_step() -> None:
     assert table._index.find(np.array([9], np.uint64)) > 0
 
 
-def test_evaluation_changes_nothing_and_unknown_ids_share_a_row() -> None:
-    table, optimizer = attached()
+@on_devices
+def test_evaluation_changes_nothing_and_unknown_ids_share_a_row(device: str) -> None:
+    table, optimizer = attached(device=device)
     learn(table, optimizer, [1, 2])
     before = copy.deepcopy(table.state_dict())
     table.eval()
@@ -175,8 +212,9 @@ def test_evaluation_changes_nothing_and_unknown_ids_share_a_row() -> None:
     assert killed_process.digest(table.state_dict()) == killed_process.digest(before)
 
 
-def test_ids_that_are_not_admitted_train_the_shared_row() -> None:
-    table, optimizer = attached(admit_after=3, sketch_width=64)
+@on_devices
+def test_ids_that_are_not_admitted_train_the_shared_row(device: str) -> None:
+    table, optimizer = attached(admit_after=3, sketch_width=64, device=device)
     shared = table.chunks[0][0].clone()
     learn(table, optimizer, [1, 2, 2])
     assert not torch.equal(table.chunks[0][0], shared)
@@ -271,8 +309,11 @@ def test_a_scheduler_and_named_parameters_follow_the_growth() -> None:
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("is_attached_first", [True, False])
-def test_a_loaded_table_continues_to_the_bit(make: Make, is_attached_first: bool) -> None:
-    options = {"max_rows": 60, "admit_after": 2, "sketch_width": 256, "expire_after": 2}
+@on_devices
+def test_a_loaded_table_continues_to_the_bit(make: Make, is_attached_first: bool, device: str) -> None:
+    if device == "cuda" and make in (OPTIMIZERS["SparseAdam"], OPTIMIZERS["SGD"]):
+        pytest.skip("on CUDA, these optimizers of torch add gradients in any order")
+    options = {"device": device, "max_rows": 60, "admit_after": 2, "sketch_width": 256, "expire_after": 2}
     random = torch.Generator().manual_seed(0)
     batches = [torch.randint(0, 80, (40,), generator=random) + 5 * i for i in range(30)]
     table, optimizer = attached(make, **options)
@@ -300,8 +341,9 @@ def test_a_loaded_table_continues_to_the_bit(make: Make, is_attached_first: bool
     assert killed_process.digest(optimizer.state_dict()) == killed_process.digest(other_optimizer.state_dict())
 
 
-def test_loading_an_earlier_state_takes_chunks_away() -> None:
-    table, optimizer = attached()
+@on_devices
+def test_loading_an_earlier_state_takes_chunks_away(device: str) -> None:
+    table, optimizer = attached(device=device)
     learn(table, optimizer, [1, 2])
     earlier = copy.deepcopy(table.state_dict())
     states = copy.deepcopy(optimizer.state_dict())
@@ -520,8 +562,9 @@ def test_several_processes_evaluate_and_do_not_train(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    table, optimizer = attached(dtype=dtype)
+@on_devices
+def test_other_dtypes(dtype: torch.dtype, device: str) -> None:
+    table, optimizer = attached(dtype=dtype, device=device)
     assert learn(table, optimizer, [[1, 2], [3, 4]]).dtype == dtype
     assert table.double()([1]).dtype == torch.float64
 
