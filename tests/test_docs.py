@@ -177,6 +177,27 @@ def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
         assert (columns[name][0].split(",")[0].strip(), columns[name][1].strip()) == (" to ".join(ends), in_graph), name
 
 
+def test_the_verdicts_on_simulations_are_those_of_the_kept_runs() -> None:
+    page = (ROOT / "docs" / "ab_statistics.md").read_text().splitlines()
+    rates = (ROOT / "results" / "cpu" / "error_rates.txt").read_text().splitlines()
+    kept = [row for row in rates if re.match(r"\|.*( of 400 |\d% \|$)", row) and " of 200 " not in row]
+    assert len(kept) == 14
+    assert set(kept) <= set(page)
+    streams = (ROOT / "results" / "cpu" / "ab_streams.txt").read_text()
+    row = r"^\| (.+), CAdam \| (\w+).* \| (.+%) \| (.+%) \| (.+%) \| ([\d,]+) \| \d+ \|$"
+    measured = {
+        (name, action, difference, recent, hindsight, "" if events in ("20,000", "100,000") else events)
+        for name, action, difference, recent, hindsight, events in re.findall(row, streams, re.MULTILINE)
+    }
+    row = r"^\| (\w+), [\d,]+ \|[^|]+\|[^|]+\| (\w+), ([^,;|]+%)(?:, after ([\d,]+) events)?.* \| (.+%) \| (.+%) \|$"
+    shown = {
+        (name, action, difference, recent, hindsight, events)
+        for name, action, difference, events, recent, hindsight in re.findall(row, "\n".join(page), re.MULTILINE)
+    }
+    assert len(shown) == 10
+    assert shown == measured
+
+
 def cuda_results(*names: str) -> str:
     return "".join((ROOT / "results" / "cuda" / name).read_text() for name in names)
 

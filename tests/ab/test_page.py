@@ -152,6 +152,15 @@ def test_a_trend_is_named_where_the_intervals_exclude_that_there_is_none() -> No
     assert make_result().pairs[0].trend == ""
 
 
+def test_a_difference_that_was_on_the_other_side_before_does_not_shrink() -> None:
+    grown = {"recent_over_time": Interval(-1.0, -1.4, -0.6, 200), "change": Interval(-1.5, -2.0, -1.0, 200)}
+    result = make_result(periods=[0.5] * 10 + [-1.0] * 10, **grown)
+    (pair,) = result.pairs
+    assert pair.trend == "changes its sign"
+    assert "The difference changes its sign along the stream. By quarters" in " ".join(reasons(pair, result))
+    assert headline(pair, result) == "Switch to CAdam: the log loss with CAdam is 1.00% lower than with Adam."
+
+
 def test_periods_without_weight_do_not_count() -> None:
     (pair,) = make_result(periods=[-1.0, 2.0, math.nan, math.nan]).pairs
     assert pair.share_of_periods_ahead == 0.5

@@ -127,11 +127,14 @@ class PairResult:
 
     @property
     def trend(self) -> str:
-        """Whether the difference "shrinks" or "grows" along the stream; empty if neither is certain."""
+        """Whether the difference "shrinks", "grows" or "changes its sign" along the stream; empty if none is certain."""
         if not sign(self.change):
             return ""
-        earlier = self.recent_over_time.mean - self.change.mean
-        return "shrinks" if earlier * self.change.mean < 0 else "grows"
+        recent = self.recent_over_time.mean
+        earlier = recent - self.change.mean
+        if earlier * recent < 0:
+            return "changes its sign"
+        return "shrinks" if abs(recent) < abs(earlier) else "grows"
 
     @property
     def share_of_periods_ahead(self) -> float:
