@@ -104,6 +104,8 @@ BRITISH = re.compile(
 )
 
 
+MAX_WORDS = 40
+"""The words of the longest sentence of a documentation page."""
 TEMPLATES = sorted(path for folder in ("src", "paper") for path in (ROOT / folder).rglob("*.html*"))
 """The HTML templates of the reports and of the status page."""
 
@@ -197,6 +199,11 @@ def problems(text: Text) -> list[str]:
     return result
 
 
+def split_sentences(paragraph: str) -> list[str]:
+    """Split a paragraph at its periods, colons, question and exclamation marks."""
+    return re.split(r"(?<=[.!?:])[\"”)*]* +(?=[A-Z*(\[0-9]|code\b)", paragraph)
+
+
 def _first_paragraph(text: str) -> str:
     return re.split(r"\n\s*\n", text.strip())[0]
 
@@ -242,6 +249,12 @@ def test_words_of_the_page_are_plain(page: Path) -> None:
     texts = [*(Text("page", 1, part) for part in prose(page)), *(Text("cell", 1, cell) for cell in cells(page))]
     found = [f"{problem}\n    {text.content}" for text in texts for problem in problems(text)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_sentences_of_the_page_are_short(page: Path) -> None:
+    sentences = [sentence for part in prose(page) if "$$" not in part for sentence in split_sentences(part)]
+    assert [sentence for sentence in sentences if len(sentence.split()) > MAX_WORDS] == []
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
@@ -316,6 +329,11 @@ def test_texts_are_found_with_their_lines() -> None:
         Text("comment", 1, "One\ncomment."),
         Text("comment", 3, "Another\none."),
     ]
+
+
+def test_a_paragraph_is_split_into_sentences() -> None:
+    paragraph = "One (two). code is 1.5 of e.g. three: four. Five?"
+    assert split_sentences(paragraph) == ["One (two).", "code is 1.5 of e.g. three: four.", "Five?"]
 
 
 def test_texts_of_a_template_are_its_elements() -> None:

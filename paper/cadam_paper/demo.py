@@ -163,7 +163,7 @@ def render_page(judged: list[tuple[ClickLog, Path, Result]]) -> str:
     sections: list[dict[str, Any]] = [
         {
             "log": log,
-            "command": f"cadam ab {path} --label click",
+            "path": path,
             "report": f"{path.parent.name}/{path.stem}.html",
             "cards": render_part("cards.html.j2", cards=verdict_cards(result)),
             "drawing": svg(figures[log.name], log.name, f"{log.title}: log loss of Adam and CAdam along the stream"),

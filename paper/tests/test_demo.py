@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,6 @@ def test_the_page_shows_the_mechanism_and_a_verdict_of_each_log(
     assert page.count("<figure>") == 3
     assert page.count('<div class="card') == 2
     assert "simulated" in page
-    assert "cadam ab results/demo/moving.csv --label click" in page
+    assert "cadam ab results/demo/moving.csv --label click" in re.sub("<[^>]+>", "", page)
     assert "page: results/demo.html" in capsys.readouterr().out
     assert Path("results/demo/still.html").exists()
