@@ -150,8 +150,8 @@ def test_a_table_on_cuda_learns_like_one_on_the_cpu_and_loads_its_state(make: Ma
         if number == 20:
             state = copy.deepcopy([part.state_dict() for part in on_cpu])
             on_gpu = attached(make, **options, device="cuda")
-            for part, saved in zip(on_gpu, state, strict=True):
-                part.load_state_dict(saved)
+            on_gpu[0].load_state_dict(state[0])
+            on_gpu[1].load_state_dict(state[1])
         expected = learn(*on_cpu, batch)
         values = learn(*on_gpu, batch.cuda() if number % 2 else batch)
         assert values.is_cuda
