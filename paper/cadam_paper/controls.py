@@ -165,16 +165,15 @@ def table() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return one sentence that says in which studies the table has dashes, and why."""
+    """Say in which studies the table has dashes, and why."""
     studies = lines()
     lacking = [line.study for line in studies if len(line.differences) < len(ARMS)]
     streams = [study.removeprefix(STREAM_PREFIX) for study in lacking if study.startswith(STREAM_PREFIX)]
     others = len(lacking) - len(streams)
     return [
-        f"{len(lacking)} of {len(studies)} rows have dashes instead of control arms: the {others} of images and "
-        "generated clicks, whose studies need a GPU and were run before the control arms were built, and "
-        f"those of {join_words(streams)}, whose [commands are prepared](paper.md#ready-and-not-run) and were not run "
-        "because they take long."
+        f"{len(lacking)} of {len(studies)} rows have dashes instead of control arms. The {others} rows of images "
+        "and generated clicks need a GPU and were run before the control arms were built. The rows of "
+        f"{join_words(streams)} take long and were not run; their [commands are ready](paper.md#ready-and-not-run)."
     ]
 
 

@@ -52,7 +52,8 @@ def answer() -> list[str]:
         if label in chosen:
             rows["chosen"] = find_row(chosen[label], f"{UNCHANGED}: {MAIN} (")
         gains = [_format_gain(rows[key]) if key in rows else "not run" for key in ("own", "high", "chosen")]
-        verdicts = [words[rows[key].verdict_kind] if key in rows else "not run" for key in ("own", "chosen")]
+        kinds = [rows[key].verdict_kind if key in rows else None for key in ("own", "chosen")]
+        verdicts = [words[kind] if kind else "not run" for kind in kinds]
         table.append(table_row(label, *gains, *verdicts))
     ratios = best_rate_ratios()
     higher = [label for label, ratio in ratios.items() if ratio > 1]

@@ -39,7 +39,7 @@ def test_the_sentence_before_the_table_names_the_studies_without_control_arms() 
     lacking = {each.study: each for each in controls.lines() if len(each.differences) < len(controls.ARMS)}
     assert sentence.startswith(f"{len(lacking)} of {len(controls.lines())} rows")
     on_gpu = [name for name in lacking if name.startswith(("VGG-16, ", "ResNet-18, ", "DeepFM, "))]
-    assert f"the {len(on_gpu)} of images and generated clicks" in sentence
+    assert f"The {len(on_gpu)} rows of images and generated clicks" in sentence
     for name, each in lacking.items():
         assert set(each.differences) == {controls.CADAM}, "all three control arms are missing"
         assert name in on_gpu or name.removeprefix(controls.STREAM_PREFIX) in sentence
