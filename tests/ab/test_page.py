@@ -153,8 +153,11 @@ def test_a_trend_is_named_where_the_intervals_exclude_that_there_is_none() -> No
 
 
 def test_a_difference_that_was_on_the_other_side_before_does_not_shrink() -> None:
-    grown = {"recent_over_time": Interval(-1.0, -1.4, -0.6, 200), "change": Interval(-1.5, -2.0, -1.0, 200)}
-    result = make_result(periods=[0.5] * 10 + [-1.0] * 10, **grown)
+    result = make_result(
+        periods=[0.5] * 10 + [-1.0] * 10,
+        recent_over_time=Interval(-1.0, -1.4, -0.6, 200),
+        change=Interval(-1.5, -2.0, -1.0, 200),
+    )
     (pair,) = result.pairs
     assert pair.trend == "changes its sign"
     assert "The difference changes its sign along the stream. By quarters" in " ".join(reasons(pair, result))
