@@ -164,18 +164,12 @@ def test_the_same_command_continues_after_a_migration(tmp_path: Path, monkeypatc
         read_config(options(str(tmp_path), "--schema", "old.json"))
 
 
-def trained_run(folder: Path) -> Path:
-    """Train a linear model in a folder, which must be the working directory."""
-    generator = random.Random(0)
-    rows = [f"{generator.randrange(5)},{generator.random()},{generator.randrange(2)}" for _ in range(100)]
-    (folder / "clicks.csv").write_text("\n".join(["item,price,click", *rows]) + "\n")
-    assert main.main("run clicks.csv --label click --quiet --model linear".split()) == 0
-    return folder / "runs" / "clicks"
-
-
 def test_a_service_does_not_read_the_model_of_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = trained_run(tmp_path)
+    Path("clicks.csv").write_text("\n".join(["item,click", *(f"{n % 5},{n // 5 % 2}" for n in range(100))]) + "\n")
+    command = "run clicks.csv --label click --quiet --model linear"
+    assert main.main(command.split()) == 0
+    run = Path("runs/clicks")
     config = read_config(options("runs/clicks"))
     log = SqliteLog(config.path / "events.db")
     learner = build_learner(config)
@@ -193,5 +187,9 @@ def test_a_service_does_not_read_the_model_of_its_run_again(tmp_path: Path, monk
     start()
     for path in list_checkpoints(run):
         path.write_bytes(b"damaged")
+    start()
+    for path in list_checkpoints(run):
+        path.unlink()
+    assert locate(run) == (run / "serve", None), "the service is found without the run's checkpoints"
     start()
     log.close()

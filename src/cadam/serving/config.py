@@ -220,9 +220,10 @@ def locate(folder: Path | None) -> tuple[Path, Path | None]:
     """
     if folder is None:
         return Path("runs", "serve"), None
-    if is_service(folder) or not list_checkpoints(folder):
+    service, run = folder / "serve", folder if list_checkpoints(folder) else None
+    if is_service(folder) or (run is None and not is_service(service)):
         return folder, None
-    return folder / "serve", folder
+    return service, run
 
 
 def is_service(folder: Path) -> bool:
