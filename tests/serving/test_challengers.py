@@ -200,6 +200,19 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_snapshot_of_a_killed_service_is_not_used_after_a_migration(world: World) -> None:
+    for _ in range(2):
+        world.stream(100)
+        world.learn()
+    list_checkpoints(world.config.path)[-1].unlink()  # as if the service had been killed before the last checkpoint
+    assert main(["migrate", str(world.config.path), "--add", "brand=hash:9?"]) == 0
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    assert not world.served.refresh()
+    world.learn()
+    assert world.loss() > 0
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
 def test_a_service_that_runs_or_must_roll_back_is_not_migrated(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
