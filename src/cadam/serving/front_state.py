@@ -18,7 +18,7 @@ from .config import ServiceConfig
 from .event_log import EventLog, LogUnavailableError, Rollback, open_log
 from .learner_report import STATUS_FILE
 from .request_batcher import RequestBatcher
-from .snapshots import ServedModel
+from .snapshots import NotReadyError, ServedModel
 from .versions import Versions
 
 logger = logging.getLogger("cadam.serving")
@@ -108,8 +108,11 @@ class FrontState:
 
         Raises:
             UsageError: if there is no such challenger, or if it has failed.
+            NotReadyError: if the learner has not reported its challengers yet.
             LogUnavailableError: if the log cannot be written.
         """
+        if not self.status.last_message:
+            raise NotReadyError("the learner has not reported its challengers yet: it is starting")
         log = open_log(self.config.path)
         try:
             challengers = self._next_challengers(log)
