@@ -120,6 +120,9 @@ def test_a_request_is_used_as_a_whole_or_not_at_all(state: FrontState) -> None:
 def test_a_challenger_is_promoted_by_its_name(state: FrontState) -> None:
     assert post(state, "/promote", {"version": "1"}).status_code == 400
     answer = post(state, "/promote", {"challenger": "adam"})
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True), "the learner has not reported yet"
+    state.status.last_message["challengers"] = []
+    answer = post(state, "/promote", {"challenger": "adam"})
     assert answer.status_code == 404
     assert "the challengers: none" in answer.json()["error"]
     state.status.last_message["challengers"] = ["Adam:lr=0.003", "CAdam:lr=0.01", "CAdam:lr=0.1"]

@@ -127,6 +127,25 @@ def test_a_promotion_by_hand_and_a_rollback_before_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_champion_with_the_optimizer_of_the_first_one_must_be_named(world: World) -> None:
+    world.config = replace(world.config, challengers=("cadam:lr=0.05",))
+    world.stream(20)
+    world.learn()
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    command = [str(world.config.path)]
+    assert read_config(parser.parse_args([*command, "--lr", "0.02"])).lr == 0.02
+    world.log.add_promotion("CAdam:lr=0.05")
+    world.stream(20)
+    world.learn()
+    with pytest.raises(UsageError, match=r"the champion of .* is CAdam:lr=0.05: give --challenger CAdam:lr=0.05$"):
+        read_config(parser.parse_args(command))
+    with pytest.raises(UsageError, match=r"or switch .* --optimizer CAdam --lr 0.02`"):
+        read_config(parser.parse_args([*command, "--lr", "0.02"]))
+    read_config(parser.parse_args([*command, "--challenger", "cadam:lr=0.05"]))
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
 def test_a_new_challenger_starts_like_the_champion(world: World) -> None:
     config = world.config
     world.config = config.from_json(config.to_json().replace("adam:lr=0.05", "cadam:lr=0.01"))
@@ -178,6 +197,19 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_a_snapshot_of_a_killed_service_is_not_used_after_a_migration(world: World) -> None:
+    for _ in range(2):
+        world.stream(100)
+        world.learn()
+    list_checkpoints(world.config.path)[-1].unlink()  # as if the service had been killed before the last checkpoint
+    assert main(["migrate", str(world.config.path), "--add", "brand=hash:9?"]) == 0
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    assert not world.served.refresh()
+    world.learn()
+    assert world.loss() > 0
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)

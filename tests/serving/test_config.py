@@ -15,9 +15,10 @@ from cadam.cli import main
 from cadam.cli.serve_arguments import add_serve_arguments
 from cadam.online import models
 from cadam.online.models.model_file import UsageError
-from cadam.online.persistence.checkpoints import read_newest
+from cadam.online.persistence.checkpoints import list_checkpoints, read_newest
 from cadam.serving.config import ServiceConfig, locate, read_config
-from cadam.serving.learner_process import build_learner
+from cadam.serving.learner_process import build_learner, restore
+from cadam.serving.log_source import LogSource
 from cadam.serving.snapshots import ServedModel
 from cadam.serving.sqlite_log import SqliteLog
 from tests.serving.world import World
@@ -161,3 +162,34 @@ def test_the_same_command_continues_after_a_migration(tmp_path: Path, monkeypatc
     Path("old.json").write_text('{"features": {"item": "category:10"}, "label": "click"}')
     with pytest.raises(UsageError, match=r"brand was hash:9\?. Give that schema, or none"):
         read_config(options(str(tmp_path), "--schema", "old.json"))
+
+
+def test_a_service_does_not_read_the_model_of_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clicks.csv").write_text("\n".join(["item,click", *(f"{n % 5},{n // 5 % 2}" for n in range(100))]) + "\n")
+    command = "run clicks.csv --label click --quiet --model linear"
+    assert main.main(command.split()) == 0
+    run = Path("runs/clicks")
+    config = read_config(options("runs/clicks"))
+    log = SqliteLog(config.path / "events.db")
+    learner = build_learner(config)
+    learner.run(LogSource(log, config.schema(), follow=False))
+    learner.close()
+    assert main.main(["migrate", str(config.path), "--add", "brand=hash:50?"]) == 0
+
+    def start() -> None:
+        config = read_config(options("runs/clicks"))
+        learner = build_learner(config)
+        restore(learner, config, log)
+        assert learner.resumed
+        learner.close()
+
+    start()
+    for path in list_checkpoints(run):
+        path.write_bytes(b"damaged")
+    start()
+    for path in list_checkpoints(run):
+        path.unlink()
+    assert locate(run) == (run / "serve", None), "the service is found without the run's checkpoints"
+    start()
+    log.close()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from cadam.cli.main import main
 from cadam.serving import guard
 from cadam.serving.event_log import Entry
 from cadam.serving.guard import Guard
@@ -77,6 +78,28 @@ def test_events_whose_labels_were_rolled_back_wait_no_longer(world: World) -> No
     world.log.append([Entry("label", "waits", "1", 1.0)])
     learner = world.learn()
     assert (learner.learned, len(learner.pending)) == (101, 0)
+
+
+@pytest.mark.parametrize("world", [None], indirect=True)
+def test_a_rollback_forgets_events_whose_entries_were_deleted_only_with_force(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.config = replace(world.config, keep=1, retain_seconds=1.0)
+    folder = str(world.config.path)
+    world.stream(100)
+    world.learn()
+    world.log.append(world.event("waits"))
+    world.stream(10)
+    world.learn()
+    world.log.append([Entry("label", "e110", "1", 1.0), *world.event("new")])
+    assert [entry.number for entry in world.log.read(0)] == [221, 223], "the repeated label has used up a number"
+    assert main(["rollback", folder, "200"]) == 2
+    assert "The oldest version with all entries is 221. To forget" in capsys.readouterr().err
+    assert not world.log.rollbacks()
+    assert main(["rollback", folder, "221"]) == 0
+    assert list(world.learn().pending.number_of) == ["waits", "new"]
+    assert main(["rollback", folder, "200", "--force"]) == 0
+    assert list(world.learn().pending.number_of) == ["new"]
 
 
 @pytest.mark.parametrize("world", [None], indirect=True)

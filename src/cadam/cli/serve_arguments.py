@@ -212,6 +212,12 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam rollback`."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the service, as for `cadam serve`")
     parser.add_argument("version", metavar="VERSION", help="the name or tag of a version, as `cadam versions` lists it")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="go back although entries of the log after the version were deleted (--retain), so that events among them "
+        "no longer wait for their labels",
+    )
 
 
 def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:

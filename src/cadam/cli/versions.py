@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from ..online.models.model_file import UsageError
 from ..serving.config import locate
-from ..serving.event_log import open_log
-from ..serving.versions import Versions
+from ..serving.versions import Versions, request_rollback
 from .exit_codes import DONE, FAILED, NOTHING, USAGE, fail
 
 
@@ -38,18 +37,13 @@ def roll_back(options: argparse.Namespace) -> int:
     """Let a service continue from an earlier version, and return the exit code."""
     folder, _ = locate(options.folder)
     try:
-        version = Versions(folder).get(options.version)
-        log = open_log(folder)
-        try:
-            rollback = log.add_rollback(version.name, version.position)
-        finally:
-            log.close()
+        rollback = request_rollback(folder, options.version, forgets_events=options.force)
     except UsageError as error:
         return fail("rollback", error, USAGE)
     except (OSError, ValueError, ImportError) as error:
         return fail("rollback", error, FAILED)
     print(
-        f"the service continues from version {version.name}; labels of the log entries {rollback.position + 1:,} to "
-        f"{rollback.until:,} are not learned"
+        f"the service continues from version {rollback.version}; labels of the log entries "
+        f"{rollback.position + 1:,} to {rollback.until:,} are not learned"
     )
     return DONE

@@ -30,6 +30,7 @@ from ..online.monitoring.status_server import HEADERS, LOCAL_HOSTS
 from .front_state import FrontState
 from .openapi import describe
 from .request_batcher import RETRY_SECONDS, RequestError, unavailable
+from .snapshots import NotReadyError
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no token, for the health checks of a load balancer."""
@@ -236,7 +237,7 @@ class Api:
             return await asyncio.to_thread(change, content[field])
         except UsageError as error:
             raise RequestError(404, str(error)) from None
-        except OSError as error:
+        except (OSError, NotReadyError) as error:
             raise unavailable(str(error)) from None
 
     async def versions(self, request: Request) -> Response:

@@ -220,9 +220,10 @@ def locate(folder: Path | None) -> tuple[Path, Path | None]:
     """
     if folder is None:
         return Path("runs", "serve"), None
-    if is_service(folder) or not list_checkpoints(folder):
+    service, run = folder / "serve", folder if list_checkpoints(folder) else None
+    if is_service(folder) or (run is None and not is_service(service)):
         return folder, None
-    return folder / "serve", folder
+    return service, run
 
 
 def is_service(folder: Path) -> bool:
@@ -339,11 +340,14 @@ def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> No
     saved = str(state["optimizer_name"])
     saved_arms = state.get("arms") or {}
     champion, given = saved_arms.get("champion", saved), set(map(str, arms))
-    if champion not in given and arms[0].spec.kind.__name__ != saved:
+    is_promoted = champion != saved_arms.get("first", champion)
+    # The options of a champion from the beginning may change, but not which of several arms is the champion.
+    if champion not in given and (is_promoted or arms[0].spec.kind.__name__ != saved):
         missing = [name for name in (champion, *saved_arms.get("challengers", {})) if name not in given]
         advice = f"give {' '.join(f'--challenger {name}' for name in missing)}"
         if str(arms[0]) not in saved_arms.get("challengers", {}):
-            advice += f", or switch its optimizer with `cadam migrate {folder} --optimizer {arms[0].spec}`"
+            change = f"--optimizer {arms[0].spec} --lr {arms[0].lr:g}"
+            advice += f", or switch its optimizer with `cadam migrate {folder} {change}`"
         raise UsageError(f"the champion of {folder} is {champion}: {advice}")
 
 

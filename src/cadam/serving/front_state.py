@@ -18,8 +18,8 @@ from .config import ServiceConfig
 from .event_log import EventLog, LogUnavailableError, Rollback, open_log
 from .learner_report import STATUS_FILE
 from .request_batcher import RequestBatcher
-from .snapshots import ServedModel
-from .versions import Versions
+from .snapshots import NotReadyError, ServedModel
+from .versions import Versions, request_rollback
 
 logger = logging.getLogger("cadam.serving")
 
@@ -90,15 +90,10 @@ class FrontState:
         """Let the learner continue from a version or tag.
 
         Raises:
-            UsageError: if there is no such version.
+            UsageError: if there is no such version, or if entries of the log after it were deleted.
             LogUnavailableError: if the log cannot be written.
         """
-        version = Versions(self.config.path).get(name)
-        log = open_log(self.config.path)
-        try:
-            return log.add_rollback(version.name, version.position)
-        finally:
-            log.close()
+        return request_rollback(self.config.path, name)
 
     def promote(self, name: str) -> str:
         """Let a challenger become the champion, and return its full name.
@@ -108,8 +103,11 @@ class FrontState:
 
         Raises:
             UsageError: if there is no such challenger, or if it has failed.
+            NotReadyError: if the learner has not reported its challengers yet.
             LogUnavailableError: if the log cannot be written.
         """
+        if not self.status.last_message:
+            raise NotReadyError("the learner has not reported its challengers yet: it is starting")
         log = open_log(self.config.path)
         try:
             challengers = self._next_challengers(log)

@@ -23,7 +23,7 @@ from ..online.device import select_device
 from ..online.labels.join import LabelOptions, Unmatched
 from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
-from ..online.persistence.checkpoints import read_newest
+from ..online.persistence.checkpoints import list_checkpoints, read_newest
 from ..online.persistence.random_state import seed_generators
 from ..online.run_config import model_builder
 from ..online.sparse_checks import disable_sparse_checks
@@ -51,7 +51,11 @@ SECONDS_TO_WAIT_FOR_FOLDER = 20.0
 
 
 def build_learner(config: ServiceConfig) -> ServiceLearner:
-    """Build the learner of a service in its initial state, with a model from `start_from` if there is one."""
+    """Build the learner of a service in its initial state.
+
+    A service without checkpoints gets the model of the run `start_from`, if there is one. Later the run may have been
+    migrated or deleted, and its model must not be read again.
+    """
     build, loss = model_builder(config.model, config.schema(), config.settings, select_device(config.device))
     labels = LabelOptions(config.horizon, cast(Unmatched | None, config.unmatched), capacity=config.capacity)
     checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
@@ -68,7 +72,7 @@ def build_learner(config: ServiceConfig) -> ServiceLearner:
     learner = ServiceLearner(
         arm, *build_parts(arm), challengers=challengers, labels=labels, checkpoint=checkpoint, guard=guard
     )
-    if config.start_from is not None:
+    if config.start_from is not None and not list_checkpoints(config.path):
         _, state = read_newest(Path(config.start_from))
         learner.warm_start({"model": state["model"], "optimizer": state["optimizer"]}, arm.spec.options)
         for challenger in challengers:

@@ -136,7 +136,8 @@ class Promoter:
 class Housekeeping:
     """A report that keeps versions and deletes old entries of the log after each checkpoint.
 
-    An entry is deleted only if all checkpoints that are kept have learned it.
+    An entry is deleted only if all checkpoints that are kept have learned it. The last such entry stays, which shows
+    a rollback to the oldest of them that nothing after it was deleted: numbers of entries are not always consecutive.
 
     Args:
         config: the configuration of the service.
@@ -164,7 +165,7 @@ class Housekeeping:
             has_retention = self.config.retain_seconds is not None or self.config.retain_bytes is not None
             if has_retention and len(self._positions) == self._positions.maxlen:
                 self.log.delete_old(
-                    self._positions[0], seconds=self.config.retain_seconds, size=self.config.retain_bytes
+                    self._positions[0] - 1, seconds=self.config.retain_seconds, size=self.config.retain_bytes
                 )
         except OSError as error:
             logger.error("the version was not kept, or old versions or entries were not deleted: %s", error)

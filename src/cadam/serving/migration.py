@@ -18,8 +18,9 @@ from ..online.persistence.checkpoints import Checkpoints, list_checkpoints, read
 from ..online.persistence.migration import Migration
 from ..online.run_config import MODEL_FILE, SCHEMA_FILE, RunConfig, model_builder, read_ready_made_model
 from .arms import Arm
-from .config import SERVICE_LOCK_FILE, is_service
+from .config import SERVICE_LOCK_FILE, ServiceConfig, is_service
 from .event_log import open_log
+from .snapshots import SNAPSHOT_FILE
 from .versions import VERSIONS_FOLDER
 
 BACKUP = "before-migration"
@@ -91,6 +92,9 @@ def migrate_folder(folder: Path, migration: Migration) -> Path:
         migrated = migrate_state(migration, state)
         number = int(store.files()[-1].stem.partition("-")[2]) + 1
         migrated["counts"] = {**migrated["counts"], "saves": number}
+        if is_service(folder):  # if it was killed, its last snapshot is still there, with weights of the old schema
+            service = ServiceConfig(str(folder), migration.model, migration.new_settings)
+            (service.runtime_folder() / SNAPSHOT_FILE).unlink(missing_ok=True)
         backup = _unused(folder / BACKUP)
         backup.mkdir()
         build, loss = model_builder(migration.model, migration.new, migration.new_settings)

@@ -39,7 +39,7 @@ GUARD_TAG = "before-alert"
 
 
 class NotReadyError(RuntimeError):
-    """No snapshot has been loaded yet."""
+    """The learner has not published a snapshot or a status yet."""
 
 
 @dataclass(frozen=True)

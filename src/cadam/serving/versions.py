@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..atomic_write import replace_file
 from ..online.models.model_file import UsageError
+from .event_log import Rollback, open_log
 
 if TYPE_CHECKING:
     from ..online.learner import Learner
@@ -154,3 +155,36 @@ def kept_versions(versions: list[Version], now: float | None = None) -> list[Ver
         newest = {int(version.time // seconds): version for version in versions}
         kept |= {version.name: version for slot, version in newest.items() if slot > now // seconds - count}
     return [version for version in versions if version.name in kept]
+
+
+def request_rollback(folder: Path, name: str, *, forgets_events: bool = False) -> Rollback:
+    """Let the learner of a service continue from a version or tag.
+
+    The learner reads the events after the version from the log again, so that they wait for their labels.
+
+    Args:
+        folder: the folder of the service.
+        name: the version or tag.
+        forgets_events: whether the rollback is allowed if the log no longer has all entries after the version.
+
+    Raises:
+        UsageError: if there is no such version, or if entries after it were deleted.
+        LogUnavailableError: if the log cannot be written.
+    """
+    versions = Versions(folder)
+    version = versions.get(name)
+    log = open_log(folder)
+    try:
+        first = log.read(0, limit=1)
+        oldest = first[0].number - 1 if first else 0
+        if version.position < oldest and not forgets_events:
+            usable = [each.name for each in versions.list() if each.position >= oldest]
+            raise UsageError(
+                f"entries of the log after version {version.name} were deleted because of --retain or --retain-size, "
+                "and events among them that wait for their labels would be forgotten. The oldest version with all "
+                f"entries is {usable[0] if usable else 'none'}. To forget these events, "
+                f"`cadam rollback {folder} {name} --force`"
+            )
+        return log.add_rollback(version.name, version.position)
+    finally:
+        log.close()
