@@ -127,7 +127,7 @@ class PairResult:
 
     @property
     def trend(self) -> str:
-        """Whether the difference "shrinks", "grows" or "changes its sign" along the stream; empty if unknown."""
+        """Whether the difference "shrinks", "grows" or "changes its sign" along the stream; empty if unclear."""
         if not sign(self.change):
             return ""
         recent = self.recent_over_time.mean
