@@ -82,6 +82,17 @@ def test_a_log_that_has_lost_entries_is_refused(tmp_path: Path, capsys: pytest.C
     assert "has learned 20 entries of its log, but the log" in capsys.readouterr().err
 
 
+def test_label_options_that_would_lose_waiting_labels_are_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, horizon=30.0)
+    world.stream(10)
+    world.learn()
+    world.log.close()
+    for unfit in ([], ["--horizon", "30", "--unmatched", "drop"]):
+        with pytest.raises(UsageError, match=r"10 events wait for their labels with horizon=30\.0, unmatched=negative"):
+            read_config(options(str(tmp_path), *unfit))
+    assert read_config(options(str(tmp_path), "--horizon", "60")).horizon == 60
+
+
 def test_a_schema_that_changes_while_the_service_runs_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
