@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cadam.cli.exit_codes import NO_PACKAGE
 from cadam.online import LinesSource, Schema, measure, recompute
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
 from cadam.online.models.model_file import OptimizerSpec, UsageError
+from cadam.online.persistence.checkpoints import read_newest
 from cadam.online.persistence.prediction_log import PredictionLog
 from cadam.online.training_step import default_threads
 from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
@@ -255,6 +257,30 @@ def test_a_run_does_not_resume_with_another_schema(
     assert ("trained with another schema" in error) == bool(message)
     if message:
         assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": "at"}, "the weight was none and is at"),
+        ({"id": "at:text"}, "the id was event and is at:text"),
+        ({"user": None}, "the user was user and is none"),
+        ({"id": "event:integer"}, ""),
+    ],
+)
+def test_a_run_with_waiting_events_does_not_resume_with_other_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str | None], message: str
+) -> None:
+    columns, schema = table(400), Schema(FEATURES, "click", id="event", user="user")
+    write_csv(tmp_path / "a.csv", {name: values[:300] for name, values in columns.items()})
+    schema.write(tmp_path / "schema.json")
+    arguments = [tmp_path / "a.csv", "--schema", tmp_path / "schema.json", "--checkpoint", tmp_path / "state"]
+    arguments += ["--model", "linear", "--horizon", 100]
+    assert run(*arguments) == 0
+    write_csv(tmp_path / "a.csv", columns)
+    replace(schema, **change).write(tmp_path / "schema.json")
+    assert run(*arguments) == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -579,6 +605,29 @@ def test_a_horizon_that_is_longer_than_the_stream_is_named(tmp_path: Path, capsy
     options = ("--label", "click", "--id", "event", "--time", "at", "--horizon", "3600", "--model", "linear")
     assert run(tmp_path / "a.csv", *options, "--checkpoint", tmp_path / "state", "--quiet") == 1
     assert "nothing was learned: all 300 events wait for their horizon" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["no horizon", "drop"])
+def test_a_run_does_not_resume_with_options_that_lose_waiting_labels(
+    change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = table(4000)
+    write_csv(tmp_path / "a.csv", {name: values[:3000] for name, values in columns.items()})
+    options = ("--label", "click", "--id", "event", "--time", "at", "--model", "linear", "--lr", 0.01)
+    arguments = (tmp_path / "a.csv", *options, "--checkpoint", tmp_path / "state", "--quiet")
+    horizon = ("--horizon", 1000)
+    assert run(*arguments, *horizon) == 0
+    write_csv(tmp_path / "a.csv", columns)
+    kept = {path: path.read_bytes() for path in (tmp_path / "state").iterdir()}
+    capsys.readouterr()
+    assert run(*arguments, *(() if change == "no horizon" else (*horizon, "--unmatched", "drop"))) == 2
+    error = capsys.readouterr().err
+    assert "events wait for their labels with horizon=1000.0, unmatched=negative" in error
+    assert "use the options of the first run" in error
+    assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+    assert run(*arguments, "--horizon", 500) == 0
+    _, state = read_newest(tmp_path / "state")
+    assert state["counts"]["learned_events"] + len(state["pending"]["number_of"]["keys"]) == 4000
 
 
 @pytest.mark.parametrize("mistake", ["schema", "file", "empty"])

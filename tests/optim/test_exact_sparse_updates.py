@@ -261,13 +261,16 @@ def test_changes_between_steps(cls: type[cadam.Optimizer], engine: str) -> None:
 
 
 @ON_ENGINES
-def test_amsgrad_from_the_middle_of_a_run_on(engine: str) -> None:
+@pytest.mark.parametrize("off", [range(20), range(10, 12)], ids=["at first", "in between"])
+def test_amsgrad_that_is_switched_on_during_a_run(engine: str, off: range) -> None:
     param, reference = table(engine=engine), table(engine=engine)
     ours = cadam.CAdam([param], lr=0.03, betas=(0.9, 0.9), **EXACT, **ENGINES[engine])
     theirs = cadam.CAdam([reference], lr=0.03, betas=(0.9, 0.9))
     for step, (ids, values) in enumerate(batches(40)):
         for each in (ours, theirs):
-            each.param_groups[0]["amsgrad"] = step >= 20
+            each.param_groups[0]["amsgrad"] = step not in off
+        if step < 4:  # the maximum remembers these gradients
+            values = 100 * values
         reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
         set_grad(param, ids, values)
         ours.step()

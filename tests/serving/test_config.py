@@ -53,6 +53,10 @@ def test_a_service_starts_with_the_model_and_the_optimizer_of_a_run(
     assert config.schema().id == "event_id:text"
     with pytest.raises(UsageError, match="cannot change"):
         read_config(options("runs/clicks", "--model", "fm"))
+    Path("weighted.json").write_text(
+        Path("runs/clicks/schema.json").read_text().replace('"label"', '"weight": "weight", "label"')
+    )
+    assert read_config(options("runs/clicks", "--schema", "weighted.json")).schema().weight == "weight"
 
 
 def test_the_place_of_the_log_is_stored_for_its_owner_alone(
@@ -81,6 +85,17 @@ def test_a_log_that_has_lost_entries_is_refused(tmp_path: Path, capsys: pytest.C
     SqliteLog(tmp_path / "events.db").close()
     assert main.main(["serve", str(tmp_path), "--address", "0"]) == 2
     assert "has learned 20 entries of its log, but the log" in capsys.readouterr().err
+
+
+def test_label_options_that_would_lose_waiting_labels_are_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, horizon=30.0)
+    world.stream(10)
+    world.learn()
+    world.log.close()
+    for unfit in ([], ["--horizon", "30", "--unmatched", "drop"]):
+        with pytest.raises(UsageError, match=r"10 events wait for their labels with horizon=30\.0, unmatched=negative"):
+            read_config(options(str(tmp_path), *unfit))
+    assert read_config(options(str(tmp_path), "--horizon", "60")).horizon == 60
 
 
 def test_a_schema_that_changes_while_the_service_runs_is_noticed(

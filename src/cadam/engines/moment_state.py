@@ -357,6 +357,8 @@ def catch_up(state: dict[str, Any], rule: Rule, following: Options | None = None
     buffers = {name: state[name] for name in rule.state(o)}
     if rule.age is None or not buffers:
         return
+    if following is not None:  # a maximum of the time before it was switched off
+        buffers |= {name: state[name] for name in rule.state(following) if name in state}
     missed = float(state["step"]) - last_steps.to(torch.float64)
     work = {
         name: buffer.to(torch.promote_types(buffer.dtype, torch.float32))

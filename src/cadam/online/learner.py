@@ -37,7 +37,7 @@ from .data.schema import record_as_json
 from .fused_step import create_training_step
 from .labels.batch_growth import BatchGrowth
 from .labels.fake_negatives import fake_negative_weighted_loss
-from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
+from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved, check_label_options
 from .labels.pending import PendingEvents
 from .labels.training_queue import TrainingQueue
 from .metrics.alignment_counts import AlignmentCounts
@@ -811,7 +811,7 @@ class Learner:
             "optimizer_name": type(self.optimizer).__name__,
             "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._saved_position,
             "rate_tuning": None if self.rate_tuning is None else self.rate_tuning.state_dict(),
-            "pending": self.pending.state_dict(),
+            "pending": self.join.state_dict(),
             "queue": self.queue.state_dict(),
             "metrics": [metric.state_dict() for metric in (self.log_loss, *self.extra_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
@@ -831,7 +831,8 @@ class Learner:
         """Continue from a state. Lines of the prediction log that were written after that state are removed.
 
         Raises:
-            ValueError: if the state belongs to another optimizer, or to a learner with other metrics.
+            ValueError: if the state belongs to another optimizer, or to a learner with other metrics or, while events
+                wait for their labels, with other label options.
         """
         if len(state["metrics"]) != 1 + len(self.extra_metrics):
             raise ValueError(
@@ -852,6 +853,7 @@ class Learner:
         saved_name, name = state["optimizer_name"], type(self.optimizer).__name__
         if saved_name != name:
             raise ValueError(f"the state belongs to a learner with {saved_name}, but this one has {name}")
+        check_label_options(state["pending"], self.join.options)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.rate_tuning is not None:

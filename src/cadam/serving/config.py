@@ -10,11 +10,12 @@ import os
 import stat
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..atomic_write import write_with
 from ..online import models
 from ..online.data.schema import Schema
+from ..online.labels.join import LabelOptions, Unmatched, check_label_options
 from ..online.models.model_file import UsageError, is_log_loss, is_model_file, load_function
 from ..online.persistence.checkpoints import list_checkpoints, read_newest
 from ..online.run_config import (
@@ -129,6 +130,10 @@ class ServiceConfig:
         if self.schema_digest and self.schema_digest != _digest(path):
             raise UsageError(f"{path} has changed while the service ran: restore it")
         return with_id_and_time(Schema.read(path))
+
+    def label_options(self) -> LabelOptions:
+        """Return how long events wait for their labels."""
+        return LabelOptions(self.horizon, cast(Unmatched | None, self.unmatched), capacity=self.capacity)
 
     def arms(self) -> list[Arm]:
         """Return the champion at the first start and the challengers.
@@ -245,7 +250,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     schema = _choose_schema(options, model, described)
     check_same_schema(schema, folder, in_order=not is_model_file(model))
     if run is not None and not list_checkpoints(folder):  # later, the service may have been migrated
-        check_same_schema(schema, run, in_order=not is_model_file(model))
+        check_same_schema(schema, run, in_order=not is_model_file(model), model_only=True)
     build, loss = model_builder(model, schema, settings)
     run_config = RunConfig("", schema, model, build, loss, settings)
     if described is not None and (difference := run_config.describe_difference(described)):
@@ -287,7 +292,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
         limits=Limits(**given),
     )
     config.token()
-    _check_arms(config, folder, is_log_loss=is_log_loss(loss))
+    _check_state(config, folder, is_log_loss=is_log_loss(loss))
     folder.mkdir(parents=True, exist_ok=True)
     run_config.write(folder)
     _write_log_uri(options.log, folder)
@@ -329,14 +334,18 @@ def _choose_schema(options: argparse.Namespace, model: str, folder: Path | None)
     )
 
 
-def _check_arms(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> None:
-    """Raise UsageError if the optimizers contradict each other, the loss of the model, or the state in the folder."""
+def _check_state(config: ServiceConfig, folder: Path, *, is_log_loss: bool) -> None:
+    """Raise UsageError if optimizers or label options contradict each other, the loss, or the state in the folder."""
     arms = config.arms()
     if len(arms) > 1 and not is_log_loss:
         raise UsageError("--challenger needs a model with the log loss, by which champion and challengers are compared")
     if not list_checkpoints(folder):
         return
     _, state = read_newest(folder)
+    try:
+        check_label_options(state["pending"], config.label_options())
+    except ValueError as error:
+        raise UsageError(f"{folder}: {error}. Give the old options, or another FOLDER") from error
     saved = str(state["optimizer_name"])
     saved_arms = state.get("arms") or {}
     champion, given = saved_arms.get("champion", saved), set(map(str, arms))

@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..checkpoint_files import DamagedCheckpointError, expect_valid_content, read_tree
 from ..online.device import select_device
-from ..online.labels.join import LabelOptions, Unmatched
 from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.checkpoints import list_checkpoints, read_newest
@@ -57,7 +56,7 @@ def build_learner(config: ServiceConfig) -> ServiceLearner:
     migrated or deleted, and its model must not be read again.
     """
     build, loss = model_builder(config.model, config.schema(), config.settings, select_device(config.device))
-    labels = LabelOptions(config.horizon, cast(Unmatched | None, config.unmatched), capacity=config.capacity)
+    labels = config.label_options()
     checkpoint = CheckpointOptions(config.path, seconds=config.checkpoint_seconds, keep=config.keep)
     guard = None if config.guard_seconds is None else Guard(config.guard_seconds)
 

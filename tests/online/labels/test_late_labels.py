@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -75,3 +77,42 @@ def test_early_positives_need_the_log_loss() -> None:
             torch.nn.functional.mse_loss,
             labels=LabelOptions(5.0, early_positives=True),
         )
+
+
+WITH_HORIZON, EARLY = {"horizon": 50.0}, {"horizon": 50.0, "early_positives": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_refused"),
+    [
+        (WITH_HORIZON, {}, True),
+        (WITH_HORIZON, {"horizon": 50.0, "unmatched": "drop"}, True),
+        (WITH_HORIZON, EARLY, True),
+        (EARLY, WITH_HORIZON, True),
+        ({}, EARLY, True),
+        (WITH_HORIZON, {"horizon": 20.0, "capacity": 90}, False),
+        ({}, WITH_HORIZON, False),
+    ],
+)
+def test_other_label_options_never_lose_or_repeat_waiting_events(
+    old: dict[str, Any], new: dict[str, Any], is_refused: bool
+) -> None:
+    before = learner(build(), **old)
+    before.predict(events(10, labels=False))
+    before.observe([2, 3], [1, 0])
+    state = before.state_dict()
+    after = learner(build(), **new)
+    if is_refused:
+        model = weights(after)
+        with pytest.raises(ValueError, match=r"10 events wait for their labels with horizon=|8 events wait"):
+            after.load_state_dict(state)
+        assert weights(after) == model
+        before.finish()  # no event waits
+        after.load_state_dict(before.state_dict())
+    else:
+        after.load_state_dict(state)
+        after.observe(range(10), [1] * 10)
+        after.finish()
+        assert after.learned == 10
+    del state["pending"]["options"]
+    learner(build(), **new).load_state_dict(state)  # older versions saved no options

@@ -186,3 +186,24 @@ def test_a_folder_is_migrated_as_a_whole_or_not_at_all(tmp_path: Path, capsys: p
     assert main(["migrate", str(tmp_path), "--drop", "tags"]) == 2
     assert main(["migrate", str(tmp_path)]) == 2
     assert main(["migrate", str(tmp_path / "absent"), "--drop", "tags"]) == 2
+
+
+@pytest.mark.parametrize("change", [["--add", "brand=hash:50?"], ["--resize", "item=hash:10?"]])
+def test_a_run_that_stopped_in_the_middle_of_a_batch_continues_after_a_migration(
+    tmp_path: Path, change: list[str]
+) -> None:
+    data, schema, folder = tmp_path / "full.csv", tmp_path / "schema.json", tmp_path / "state"
+    rows = [f"{number % 37},{number % 7},b{number % 5},{number % 2}" for number in range(400)]
+    data.write_text("\n".join(["item,price,brand,click", *rows, ""]))
+    Schema({"item": "hash:30?", "price": "number"}, label="click").write(schema)
+    command = ["run", str(data), "--model", "fm", "--batch-size", "100", "--lr", "0.01", "--checkpoint", str(folder)]
+    assert main([*command, "--schema", str(schema), "--events", "250", "--quiet"]) == 0
+    assert main(["migrate", str(folder), *change]) == 0
+    new = Schema.read(folder / "schema.json")
+    _, state = read_newest(folder)
+    rest = state["source"]["rest_of_batch"]["events"]
+    assert {name for name in rest if name.startswith("feature/")} == {f"feature/{name}" for name in new.features}
+    assert all(rest["feature/item"] < new.kinds["item"].size)
+    assert main([*command, "--quiet"]) == 0
+    counts = read_newest(folder)[1]["counts"]
+    assert (counts["events"], counts["learned_events"], counts["rejected"]) == (400, 400, 0)

@@ -23,10 +23,10 @@ with ``early_positives=True``  as a negative when it arrives, and as a positive 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -95,6 +95,41 @@ class LabelOptions:
         """Whether an event without a label counts as negative after the horizon."""
         return self.unmatched == "negative" or (self.unmatched is None and self.horizon != math.inf)
 
+    def saved(self) -> dict[str, Any]:
+        """Return the options that decide when an event is learned, with the default of `unmatched` filled in."""
+        unmatched = "negative" if self.assumes_negative else "drop"
+        return {"horizon": self.horizon, "unmatched": unmatched, "early_positives": self.early_positives}
+
+
+def check_label_options(state: Mapping[str, Any], options: LabelOptions) -> None:
+    """Check that the events that wait for their labels in a saved state can continue to wait with these options.
+
+    The horizon and the capacity may change, and events that were dropped without a label may become negatives. With
+    other changes, waiting events would be learned twice or never: a label that has arrived is learned at the horizon
+    only with ``unmatched="negative"``, and with ``early_positives`` its event was learned before.
+
+    Args:
+        state: what `LabelJoin.state_dict` returned.
+        options: the options with which the events would wait.
+
+    Raises:
+        ValueError: if the options do not fit.
+    """
+    waiting, saved = len(state["number_of"]["keys"]), state.get("options")
+    if not waiting or saved is None:  # older versions saved no options
+        return
+    new = options.saved()
+    loses_labels = saved["unmatched"] == "negative" and new["unmatched"] == "drop"
+    if loses_labels or saved["early_positives"] != new["early_positives"]:
+        raise ValueError(
+            f"{waiting:,} events wait for their labels with {_describe(saved)}; with {_describe(new)}, they would be "
+            "learned twice or never"
+        )
+
+
+def _describe(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
 
 class LabelJoin:
     """Joins labels with their events by id."""
@@ -107,6 +142,10 @@ class LabelJoin:
             options.horizon, options.capacity, options.remember, keeps_labeled=self.waits_for_horizon
         )
         self.clock = StreamClock()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the pending events, and the options with which they wait."""
+        return {**self.pending.state_dict(), "options": self.options.saved()}
 
     def advance_clock(self, times: Array) -> None:
         """Advance the clock of the stream to the times of a batch."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..data.events import FEATURE_PREFIX, Array, Columns
 from ..data.kind import MISSING_ID, Kind
+from ..data.limit import REST
 from ..data.schema import Schema
 from ..models import networks
 from ..models.id_features import IdFeatures
@@ -278,7 +279,7 @@ class Migration:
         )
 
     def columns(self, columns: Columns) -> Columns:
-        """Return the columns of events that wait for their labels or for a training step."""
+        """Return the columns of events that were encoded before: they wait for labels, a training step or their turn."""
         if not columns:
             return columns
         count = len(next(iter(columns.values())))
@@ -316,6 +317,10 @@ class Migration:
             "pending": {**state["pending"], "rows": self.columns(state["pending"]["rows"])},
             "queue": self.columns(state["queue"]),
         }
+        source = state["source"]
+        if isinstance(source, Mapping) and REST in source:  # the run has stopped in the middle of a batch
+            rest = {**source[REST], "events": self.columns(source[REST]["events"])}
+            migrated["source"] = {**source, REST: rest}
         if self.old.features != self.new.features:
             migrated["drift"] = None  # its histograms are those of the old columns
         self._new_model.load_state_dict(migrated["model"])
