@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,30 @@ def test_a_run_does_not_resume_with_another_schema(
     assert ("trained with another schema" in error) == bool(message)
     if message:
         assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": "at"}, "the weight was none and is at"),
+        ({"id": "at:text"}, "the id was event and is at:text"),
+        ({"user": None}, "the user was user and is none"),
+        ({"id": "event:integer"}, ""),
+    ],
+)
+def test_a_run_with_waiting_events_does_not_resume_with_other_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    columns, schema = table(400), Schema(FEATURES, "click", id="event", user="user")
+    write_csv(tmp_path / "a.csv", {name: values[:300] for name, values in columns.items()})
+    schema.write(tmp_path / "schema.json")
+    arguments = [tmp_path / "a.csv", "--schema", tmp_path / "schema.json", "--checkpoint", tmp_path / "state"]
+    arguments += ["--model", "linear", "--horizon", 100]
+    assert run(*arguments) == 0
+    write_csv(tmp_path / "a.csv", columns)
+    replace(schema, **change).write(tmp_path / "schema.json")
+    assert run(*arguments) == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

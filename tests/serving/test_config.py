@@ -52,6 +52,10 @@ def test_a_service_starts_with_the_model_and_the_optimizer_of_a_run(
     assert config.schema().id == "event_id:text"
     with pytest.raises(UsageError, match="cannot change"):
         read_config(options("runs/clicks", "--model", "fm"))
+    Path("weighted.json").write_text(
+        Path("runs/clicks/schema.json").read_text().replace('"label"', '"weight": "weight", "label"')
+    )
+    assert read_config(options("runs/clicks", "--schema", "weighted.json")).schema().weight == "weight"
 
 
 def test_the_place_of_the_log_is_stored_for_its_owner_alone(

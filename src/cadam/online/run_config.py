@@ -227,14 +227,17 @@ def _find_contradictions(schema: Schema, options: argparse.Namespace) -> list[st
     return contradictions
 
 
-def check_same_schema(schema: Schema, folder: Path, in_order: bool) -> None:
-    """Check that the checkpoints of a folder were trained with these features and this label.
+def check_same_schema(schema: Schema, folder: Path, in_order: bool, model_only: bool = False) -> None:
+    """Check that the checkpoints of a folder were trained with these features, this label, and these other columns.
+
+    Events that wait for their labels or for a training step have the id, the user and the weight of the saved schema.
 
     Args:
         schema: the schema of this run.
         folder: the checkpoint folder.
         in_order: whether the order of the features matters. It does for ready-made models, whose table has the rows of
             the features in order. A user's own model gets the features by name.
+        model_only: whether only the model continues, without waiting events: then the other columns may differ.
 
     Raises:
         UsageError: if the schemas differ.
@@ -256,6 +259,11 @@ def check_same_schema(schema: Schema, folder: Path, in_order: bool) -> None:
         differences.append(f"the order of the features was {', '.join(saved_kinds)} and is {', '.join(kinds)}")
     if saved.label != schema.label:
         differences.append(f"the label was {saved.label} and is {schema.label}")
+    for role in () if model_only else ("id", "user", "weight"):
+        (name, kind), (saved_name, saved_kind) = (each.roles.get(role, ("", None)) for each in (schema, saved))
+        if name != saved_name or (kind and kind.name) != (saved_kind and saved_kind.name):
+            old, new = (getattr(each, role) or "none" for each in (saved, schema))
+            differences.append(f"the {role} was {old} and is {new}")
     if differences:
         raise UsageError(
             f"the checkpoints in {folder} were trained with another schema ({folder / SCHEMA_FILE}): "

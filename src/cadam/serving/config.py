@@ -249,7 +249,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     schema = _choose_schema(options, model, described)
     check_same_schema(schema, folder, in_order=not is_model_file(model))
     if run is not None and not list_checkpoints(folder):  # later, the service may have been migrated
-        check_same_schema(schema, run, in_order=not is_model_file(model))
+        check_same_schema(schema, run, in_order=not is_model_file(model), model_only=True)
     build, loss = model_builder(model, schema, settings)
     run_config = RunConfig("", schema, model, build, loss, settings)
     if described is not None and (difference := run_config.describe_difference(described)):
