@@ -269,7 +269,7 @@ def test_a_run_does_not_resume_with_another_schema(
     ],
 )
 def test_a_run_with_waiting_events_does_not_resume_with_other_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str | None], message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
 ) -> None:
     columns, schema = table(400), Schema(FEATURES, "click", id="event", user="user")
     write_csv(tmp_path / "a.csv", {name: values[:300] for name, values in columns.items()})

@@ -279,7 +279,7 @@ class Migration:
         )
 
     def columns(self, columns: Columns) -> Columns:
-        """Return the columns of events that were encoded before: they wait for labels, a training step or their turn."""
+        """Return the columns of encoded events, which wait for labels, for a training step or for their turn."""
         if not columns:
             return columns
         count = len(next(iter(columns.values())))
