@@ -258,16 +258,22 @@ def add_label_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long an event waits for its label, in the unit of the time column; then it is learned, with label 0 "
         "if there is none (default: an event is learned when its label arrives)",
     )
-    add(
-        "--unmatched",
-        choices=("drop", "negative"),
-        help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
-    )
+    add_waiting_arguments(parser)
     add(
         "--early-positives",
         action="store_true",
         help="learn every event as a negative when it arrives, and positives again when their label arrives, with "
         "importance weights",
+    )
+
+
+def add_waiting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments about events that wait for their labels, besides the horizon, whose unit differs by command."""
+    add = parser.add_argument
+    add(
+        "--unmatched",
+        choices=("drop", "negative"),
+        help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
     )
     add(
         "--capacity",

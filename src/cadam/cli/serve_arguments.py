@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments import add_model_arguments, positive_int
+from .arguments import add_model_arguments, add_waiting_arguments, positive_int
 
 SERVE_DETAILS = """
 from nothing:
@@ -139,18 +139,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         default=math.inf,
         help="how long an event waits for its label, in seconds (default: without end)",
     )
-    add(
-        "--unmatched",
-        choices=("drop", "negative"),
-        help="drop an event that has no label after --horizon, or learn it with label 0 (default: negative)",
-    )
-    add(
-        "--capacity",
-        type=positive_int,
-        default=1_000_000,
-        metavar="N",
-        help="how many events may wait for their labels (default: 1000000)",
-    )
+    add_waiting_arguments(parser)
     add(
         "--guard",
         type=guard,
