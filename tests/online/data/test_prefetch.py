@@ -15,7 +15,7 @@ import pytest
 
 from cadam.online import Batch, ParquetSource, Schema
 from cadam.online.data.sources.lines import BATCHES_PER_CHUNK, Format, Line, LinesSource
-from cadam.online.data.sources.parquet import CHUNK_BATCHES
+from cadam.online.data.sources.parquet import CHUNK_BATCHES, OLD_CHUNK_BATCHES
 from cadam.online.data.sources.prefetch import prefetch
 
 SCHEMA = Schema({"x": "number"}, label="y")
@@ -156,8 +156,9 @@ def test_the_position_is_that_of_the_batches_that_were_consumed(tmp_path: Path) 
 def test_large_batches_are_read_in_small_chunks_from_positions_of_any_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint of a version with chunks of `CHUNK_BATCHES` batches does not name their number."""
-    rows, sizes = 4 * CHUNK_BATCHES + 6, list[int]()
+    """A checkpoint of an old version does not name the number of batches of a chunk."""
+    monkeypatch.setattr("cadam.online.data.sources.parquet.CHUNK_BATCHES", OLD_CHUNK_BATCHES)
+    rows, sizes = 4 * OLD_CHUNK_BATCHES + 6, list[int]()
     convert = ParquetSource._convert
 
     def recording(self: ParquetSource, table: pa.Table, *others: Any) -> list[Batch]:
@@ -165,14 +166,14 @@ def test_large_batches_are_read_in_small_chunks_from_positions_of_any_chunk_size
         return convert(self, table, *others)
 
     pq.write_table(pa.table({"x": np.arange(rows, dtype=float), "y": np.zeros(rows)}), tmp_path / "x.parquet")
-    for consumed in (0, 1, 2, 3, CHUNK_BATCHES - 1, CHUNK_BATCHES, CHUNK_BATCHES + 1, CHUNK_BATCHES + 2):
+    for consumed in (*range(4), *range(OLD_CHUNK_BATCHES - 1, OLD_CHUNK_BATCHES + 3)):
         source = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
         batches = iter(source)
         for _ in range(consumed):
             next(batches)
         state = source.state_dict()
         batches.close()  # type: ignore[attr-defined]
-        assert state.pop("chunk_batches") == CHUNK_BATCHES
+        assert state.pop("chunk_batches") == OLD_CHUNK_BATCHES
         with monkeypatch.context() as patch:
             patch.setattr("cadam.online.data.sources.parquet.MAX_CHUNK_ROWS", 9)
             patch.setattr(ParquetSource, "_convert", recording)

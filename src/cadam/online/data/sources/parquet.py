@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
 logger = logging.getLogger("cadam.online")
 
-CHUNK_BATCHES = 64
-"""The number of batches that are converted together."""
-MAX_CHUNK_ROWS = 1 << 20
-"""With large batches, fewer are converted together, so that they do not take much memory: at most this many rows, or
-one batch."""
+CHUNK_BATCHES = 256
+"""The number of batches that are converted together. Each chunk converts the dictionaries of its texts, so with few
+rows in a chunk most of the time goes into that."""
+MAX_CHUNK_ROWS = 1 << 16
+"""With large batches, fewer are converted together, so that columns fit into caches: at most this many rows, or one
+batch."""
+OLD_CHUNK_BATCHES = 64
+"""The number of batches of a chunk in checkpoints of older versions that do not say it."""
 FINGERPRINT_BYTES = 65_536
 """The number of bytes at the end of a file, where Parquet keeps its metadata, by which the file is recognized."""
 UNCHANGED_SECONDS = 10.0
@@ -190,7 +193,7 @@ class ParquetSource(Source):
     def _read_file(self, path: Path) -> Iterator[Batch | None]:
         """Yield the remaining batches of a file, and then move the position to the next file."""
         try:
-            for batches in prefetch(self._read_chunks(path)):
+            for batches in prefetch(self._convert_chunks(path)):
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch
@@ -218,8 +221,8 @@ class ParquetSource(Source):
         self.done[self.queue.pop(0)] = self._opened
         self.chunk = self.batch = 0
 
-    def _read_chunks(self, path: Path) -> Generator[list[Batch]]:
-        """Yield the batches of each chunk, beginning with the chunk of the current position.
+    def _read_chunks(self, path: Path) -> Generator[tuple[Any, int]]:
+        """Yield the table of each chunk and its first row, beginning with the chunk of the current position.
 
         The position is read before the first chunk only, because the later ones are read in a second thread.
         """
@@ -261,13 +264,19 @@ class ParquetSource(Source):
                 skip = 0
                 while count >= rows:
                     table = pa.Table.from_batches(held)
-                    yield self._convert(table.slice(0, rows), path, first)
+                    yield table.slice(0, rows), first
                     held = table.slice(rows).to_batches()
                     first, count = first + rows, count - rows
             if first + count != total:
                 raise pa.ArrowInvalid(f"it has {first + count} rows, but its metadata says {total}")
             if count:
-                yield self._convert(pa.Table.from_batches(held), path, first)
+                yield pa.Table.from_batches(held), first
+
+    def _convert_chunks(self, path: Path) -> Generator[list[Batch]]:
+        """Yield the batches of each chunk, while a third thread reads the next one."""
+        with closing(prefetch(self._read_chunks(path))) as chunks:
+            for table, first in chunks:
+                yield self._convert(table, path, first)
 
     def _convert(self, table: Any, path: Path, first: int) -> list[Batch]:
         columns = {name: read_values(table.column(name)) for name in table.column_names}
@@ -365,7 +374,7 @@ class ParquetSource(Source):
         self.queue, self.done = list(state["queue"]), dict(done) if isinstance(done, Mapping) else dict.fromkeys(done)
         self.rejected = set(state.get("rejected", ()))  # absent in checkpoints of older versions
         self.chunk, self.batch = state["chunk"], state["batch"]
-        saved = state.get("chunk_batches", CHUNK_BATCHES)  # absent in checkpoints of older versions
+        saved = state.get("chunk_batches", OLD_CHUNK_BATCHES)
         if saved != self._chunk_batches:
             batches = self.chunk * saved + self.batch
             self.chunk = max(batches - 1, 0) // self._chunk_batches  # with at least one batch that was consumed

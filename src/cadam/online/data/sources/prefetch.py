@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Queue
@@ -19,7 +19,7 @@ class _End:
     error: BaseException | None = None
 
 
-def prefetch(items: Generator[Item], ahead: int = 1) -> Iterator[Item]:
+def prefetch(items: Generator[Item], ahead: int = 1) -> Generator[Item]:
     """Yield the items of a generator, which a second thread computes while the consumer uses the earlier ones.
 
     The generator must depend on nothing that the consumer changes. In this way a source can read and convert ahead and
