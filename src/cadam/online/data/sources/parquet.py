@@ -455,7 +455,10 @@ def _convert_type(column: Any) -> Values:
         return _text_column(column)
     if types.is_dictionary(column.type) and _is_text(column.type.value_type):
         # A missing value is encoded as an additional, missing entry at the end of the dictionary.
-        indices = pc.fill_null(column.indices.cast(pa.int64()), len(column.dictionary)).to_numpy(zero_copy_only=False)
+        # Without missing values numpy converts the indices, which is faster than memory of Arrow that is soon freed.
+        missing = len(column.dictionary)
+        filled = pc.fill_null(column.indices.cast(pa.int64()), missing) if column.null_count else column.indices
+        indices = filled.to_numpy().astype(np.int64)
         dictionary = pa.concat_arrays([column.dictionary, pa.nulls(1, column.type.value_type)])
         return DictionaryColumn(_text_column(dictionary), indices)
     if column.null_count:
