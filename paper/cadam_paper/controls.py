@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cadam.ab.text import join_words
 from cadam.statistics.comparison import Better, sign
 from cadam.statistics.intervals import Interval
 
-from . import evidence
+from . import catalog, evidence
 from .continual import study as continual
 from .continual.tasks import CONDITIONS
+from .ctr import rates as click_rates
 from .harness import control_arms
 from .harness.ab_evidence import MAIN_METRIC
+from .harness.rate_controls import Controls, complete_curves
+from .harness.rate_pairs import Pair
 from .harness.rates import RateCurve, compare_at_best_rates
 from .harness.results import Results
+from .images import rates as image_rates
 from .language_models import study as language_models
 from .published import (
+    archive,
     difference_of,
     find_row,
     format_interval,
@@ -38,7 +43,7 @@ NAMES = {
     RANDOM: control_arms.RANDOM,
     LONG: control_arms.LONG_MOMENTUM,
 }
-"""The names of the arms in the results of continual learning and of real streams."""
+"""The names of the arms in the results of all studies but those of language models."""
 LANGUAGE_MODELS = {
     "lm-shift": "GPT 3M, one domain after the other",
     "lm-mixed": "GPT 3M, domains mixed",
@@ -50,6 +55,9 @@ LANGUAGE_MODELS = {
 """The experiments on language models. A model's control arms are in the experiment of the same name and `-controls`."""
 
 STREAM_PREFIX = "stream, "
+CLICKS = "DeepFM, generated clicks"
+ON_GPU = {"VGG-16, ": "images", "ResNet-18, ": "images", f"{CLICKS}, ": "generated clicks"}
+"""The kind of data of studies that were run before the control arms were built, by the start of their names."""
 CONTINUAL = {"continual": "200 tasks in turn", "continual-small": "100 tasks in turn"}
 """The experiments on continual learning."""
 
@@ -82,14 +90,44 @@ def lines() -> list[Line]:
 
 def _image_lines() -> Iterable[Line]:
     for (model, condition), pair in evidence.adam_pairs().items():
-        own = pair.at_own_rates
-        yield Line(f"{model}, {condition}", "accuracy, %", own.baseline_mean, {CADAM: own.difference})
+        line = _pair_line(f"{model}, {condition}", "accuracy, %", pair)
+        name = f"{evidence.MODELS[model]}-controls"
+        yield _with_controls(line, name, image_rates.CONTROLS[name], condition)
 
 
 def _click_lines() -> Iterable[Line]:
     for condition, pair in evidence.click_pairs().items():
-        own = pair.at_own_rates
-        yield Line(f"DeepFM, generated clicks, {condition}", "AUC, %", own.baseline_mean, {CADAM: own.difference})
+        line = _pair_line(f"{CLICKS}, {condition}", "AUC, %", pair)
+        yield _with_controls(line, f"{evidence.CLICK_CURVES}-controls", click_rates.CONTROLS, condition)
+
+
+def _pair_line(study: str, measure: str, pair: Pair) -> Line:
+    own = pair.at_own_rates
+    return Line(study, measure, own.baseline_mean, {CADAM: own.difference})
+
+
+def _with_controls(line: Line, name: str, controls: Controls, label: str) -> Line:
+    """Add the control arms of an experiment to the line of a condition, if their runs are archived.
+
+    An experiment may be incomplete: a condition is used once the runs of both masks are archived. The difference of
+    CAdam from Adam remains that of all archived seeds; the others are over the seeds of the control arms.
+    """
+    if archive().plan(catalog.find(name)) is None:
+        return line
+    request = load(name)
+    (condition,) = (condition for condition in controls.conditions if condition.label == label)
+    curves = complete_curves(request.results, request.missing, condition)
+    arms = {arm: curves[NAMES[arm]] for arm in ARMS if NAMES[arm] in curves and arm != CADAM}
+    return replace(
+        line,
+        differences={
+            **line.differences,
+            **{arm: compare_at_best_rates(curve, curves["Adam"]).difference for arm, curve in arms.items()},
+        },
+        from_controls={
+            arm: compare_at_best_rates(curves[NAMES[CADAM]], curve).difference for arm, curve in arms.items()
+        },
+    )
 
 
 def _language_model_lines() -> Iterable[Line]:
@@ -167,14 +205,29 @@ def table() -> list[str]:
 def missing() -> list[str]:
     """Say in which studies the table has dashes, and why."""
     studies = lines()
-    lacking = [line.study for line in studies if len(line.differences) < len(ARMS)]
-    streams = [study.removeprefix(STREAM_PREFIX) for study in lacking if study.startswith(STREAM_PREFIX)]
-    others = len(lacking) - len(streams)
-    return [
-        f"{len(lacking)} of {len(studies)} rows have dashes instead of control arms. The {others} rows of images "
-        "and generated clicks need a GPU and were run before the control arms were built. The rows of "
-        f"{join_words(streams)} take long and were not run; their [commands are ready](paper.md#ready-and-not-run)."
-    ]
+    lacking = [line for line in studies if len(line.differences) < len(ARMS)]
+    if not lacking:
+        return ["Every row has all control arms."]
+    text = [f"{len(lacking)} of {len(studies)} rows have dashes instead of control arms."]
+    if partly := sum(bool(line.from_controls) for line in lacking):
+        text.append(f"{partly} {'rows lack' if partly > 1 else 'row lacks'} only {LONG}, which was not run there.")
+    without = [line.study for line in lacking if not line.from_controls]
+    kinds = {study: kind for study in without for start, kind in ON_GPU.items() if study.startswith(start)}
+    if kinds:
+        other = any(line.from_controls and line.study.startswith(tuple(ON_GPU)) for line in studies)
+        rows, verbs = ("rows", ("need", "were")) if len(kinds) > 1 else ("row", ("needs", "was"))
+        text.append(
+            f"The {len(kinds)} {'other ' if other else ''}{rows} of {join_words(list(dict.fromkeys(kinds.values())))} "
+            f"{verbs[0]} a GPU and {verbs[1]} run before the control arms were built."
+        )
+    if models := [study for study in without if study in LANGUAGE_MODELS.values()]:
+        text.append(f"No control arms were run for {join_words(models)}, which need a GPU.")
+    if streams := [study.removeprefix(STREAM_PREFIX) for study in without if study.startswith(STREAM_PREFIX)]:
+        text.append(
+            f"The rows of {join_words(streams)} take long and were not run; their "
+            "[commands are ready](paper.md#ready-and-not-run)."
+        )
+    return [" ".join(text)]
 
 
 def answer() -> list[str]:

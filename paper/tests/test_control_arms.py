@@ -18,27 +18,47 @@ def model() -> nn.ModuleDict:
     return built
 
 
-def train(built: nn.ModuleDict, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def train(built: nn.ModuleDict, optimizer: torch.optim.Optimizer, rows: int = 20) -> list[torch.Tensor]:
     """Take 30 steps on random targets; each step meets some rows, some of them repeatedly."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(30):
-        ids = torch.randint(0, 20, (8,), generator=generator)
-        targets = torch.randn(8, 1, generator=generator)
+        ids = torch.randint(0, rows, (8,), generator=generator)
+        targets = torch.randn(8, 1, generator=generator).to(built["table"].weight.dtype)
         optimizer.zero_grad()
         (built["dense"](built["table"](ids)) - targets).square().mean().backward()
         optimizer.step()
     return [parameter.detach() for parameter in built.parameters()]
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize(("mask", "kind"), [("none", "Adam"), ("sign", "CAdam")])
-def test_without_rescaling_it_is_adam_and_cadam_also_on_sparse_gradients(mask: control_arms.Mask, kind: str) -> None:
-    ours, theirs = model(), model()
-    masked = control_arms.MaskedAdam(ours.parameters(), 0.03, mask=mask)
-    optimizer = getattr(cadam, kind)(theirs.named_parameters(), lr=0.03)
+def test_without_rescaling_it_is_adam_and_cadam_also_on_sparse_gradients(
+    mask: control_arms.Mask, kind: str, decay: float, capturable: bool
+) -> None:
+    ours, theirs = model().double(), model().double()
+    masked = control_arms.MaskedAdam(ours.parameters(), 0.03, weight_decay=decay, mask=mask, capturable=capturable)
+    optimizer = getattr(cadam, kind)(theirs.parameters(), lr=0.03, weight_decay=decay)
     for our, their in zip(train(ours, masked), train(theirs, optimizer), strict=True):
-        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5)
-    assert control_arms.agreement(masked) == pytest.approx(control_arms.agreement(optimizer), abs=1e-3)
-    assert 0.3 < control_arms.agreement(masked) < 0.8
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-12)
+    assert masked.alignment().groups == optimizer.alignment().groups
+    assert masked.alignment_counts().tolist() == optimizer.alignment_counts().tolist()
+    assert 0.3 < control_arms.agreement(masked) < 0.9
+
+
+@pytest.mark.parametrize("arm", control_arms.CONTROL_ARMS)
+def test_a_step_over_the_whole_table_changes_the_same_rows(arm: str) -> None:
+    def trained(capturable: bool) -> tuple[list[torch.Tensor], float]:
+        built = model().double()
+        cpu = torch.device("cpu")
+        optimizer = control_arms.masked(arm, built.parameters(), 0.03, 0, cpu, capturable=capturable)
+        return train(built, optimizer, rows=16), control_arms.agreement(optimizer)
+
+    (by_row, share), (by_table, same_share) = trained(False), trained(True)
+    assert torch.equal(by_table[0][16:], model().double()["table"].weight[16:]), "rows that no gradient contains"
+    if arm != control_arms.RANDOM:
+        torch.testing.assert_close(by_table, by_row, rtol=0, atol=1e-12)
+        assert same_share == share
 
 
 def test_a_longer_momentum_is_adam_with_that_beta1() -> None:
@@ -62,6 +82,22 @@ def test_the_cautious_mask_rescales_and_the_random_mask_keeps_the_same_share() -
     assert set(factors["random"].tolist()) == {0.0, 1.0}
     assert factors["random"].mean() == pytest.approx(0.4, abs=0.02)
     assert factors["random"][6_000:].mean() == pytest.approx(0.4, abs=0.03), "regardless of the sign"
+
+
+def test_the_share_is_that_of_the_elements_that_a_gradient_contains() -> None:
+    rows = torch.zeros(1_000, 1, dtype=torch.bool)
+    rows[:500] = True
+    moment, gradient = torch.ones(1_000, 10), torch.ones(1_000, 10) * rows
+    gradient[:300] = -1
+    touched = control_arms.Touched(rows, torch.tensor(5_000))
+    cautious, random = (
+        control_arms.mask_factor(mask, moment, gradient, torch.Generator().manual_seed(0), touched)
+        for mask in ("cautious", "random")
+    )
+    assert set(cautious.flatten().tolist()) == {0.0, 2.5}
+    assert (cautious[300:500] == 2.5).all()
+    assert random[:500].mean() == pytest.approx(0.4, abs=0.03)
+    assert not random[500:].any()
 
 
 def test_the_random_mask_follows_from_the_seed() -> None:

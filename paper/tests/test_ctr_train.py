@@ -17,6 +17,7 @@ from cadam.online.metrics.log_loss import log_loss
 from cadam_paper.ctr import models, train
 from cadam_paper.ctr.generator import Generated
 from cadam_paper.ctr.train import Record, Task, train_epoch, train_stream
+from cadam_paper.harness.control_arms import CONTROL_ARMS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -134,7 +135,7 @@ def test_scores_cover_all_rows_without_noise() -> None:
         assert record.scores[part].log_loss == pytest.approx(log_loss(logits, held.labels), abs=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "CAdam", "CAmsGrad", "Yogi", "AdaBelief", "RAdam"])
+@pytest.mark.parametrize("optimizer", ["Adam", "CAdam", "CAmsGrad", "Yogi", "AdaBelief", "RAdam", *CONTROL_ARMS])
 def test_clicks_are_learned(optimizer: str) -> None:
     record = train_epoch(task(optimizer, lr=0.02), CLICKS, CPU)
     assert record.scores["test"].auc > 0.7
@@ -188,7 +189,7 @@ def test_filling_a_batch_does_not_synchronize_with_the_device() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("model", models.MODELS)
-@pytest.mark.parametrize("optimizer", ["CAdam", "AmsGrad"])
+@pytest.mark.parametrize("optimizer", ["CAdam", "AmsGrad", *CONTROL_ARMS])
 def test_a_graph_gives_the_curve_of_eager_execution(model: str, optimizer: str) -> None:
     device = torch.device("cuda")
     config = task(optimizer, model, max_norm=0.05)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from cadam_paper.harness.control_arms import CAUTIOUS, CONTROL_ARMS, LONG_MOMENTUM, RANDOM
 from cadam_paper.harness.cuda_runs import run_concurrently
 from cadam_paper.images import data, models, train
 from cadam_paper.images.data import Images
@@ -87,6 +88,16 @@ def test_a_run_learns_and_records_every_step(images: Images) -> None:
     assert record.test_accuracy[-1] > 0.9
     assert record.accuracy[-5:].mean() > 0.9
     assert record.loss[-1] < record.loss[0] / 3
+    assert record.alignment[0] == pytest.approx(1, abs=0.05)
+    assert 0.4 < record.alignment[5:].min() <= record.alignment[5:].max() < 0.9
+
+
+@pytest.mark.parametrize("arm", [CAUTIOUS, RANDOM, LONG_MOMENTUM])
+def test_a_control_arm_learns_and_differs_from_adam(images: Images, arm: str) -> None:
+    record, adam = (finish(Run(task(optimizer=name, epochs=2), images)) for name in (arm, "Adam"))
+    assert record.loss[0] == adam.loss[0]
+    assert record.loss[-1] != adam.loss[-1]
+    assert record.test_accuracy[-1] > 0.8
     assert record.alignment[0] == pytest.approx(1, abs=0.05)
     assert 0.4 < record.alignment[5:].min() <= record.alignment[5:].max() < 0.9
 
@@ -284,9 +295,10 @@ def test_torch_keeps_the_processes_that_compile(variables: dict[str, str], kept:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_graph_gives_the_curve_of_eager_execution(images: Images, precision: train.Precision) -> None:
+@pytest.mark.parametrize("optimizer", ["CAdam", *CONTROL_ARMS])
+def test_a_graph_gives_the_curve_of_eager_execution(images: Images, precision: train.Precision, optimizer: str) -> None:
     on_gpu = images.to(torch.device("cuda"))
-    config = Task("small VGG", "CAdam", 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
+    config = Task("small VGG", optimizer, 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
     plain, graph = (finish(Run(config, on_gpu, graph=graph)) for graph in (False, True))
     np.testing.assert_allclose(graph.loss, plain.loss, rtol=1e-3)
     np.testing.assert_allclose(graph.alignment, plain.alignment, atol=1e-2)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..harness import rate_pairs
+from ..harness import rate_controls, rate_pairs
+from ..harness.control_arms import LONG_MOMENTUM
 from ..harness.experiment import Experiment, Plan
 from ..harness.rate_pairs import Pair
 from ..harness.rates import RateCurve
@@ -45,11 +46,14 @@ def run_specs(plan: Plan, results: Results) -> list[RunSpec]:
     """Return the runs of both optimizers at every learning rate, condition and seed."""
     all_specs: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
-        specs, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
-        all_specs += rate_pairs.extended_specs(
-            study.GRIDS[plan.scale], specs, curves, results.where(condition=condition.name)
-        )
+        all_specs += condition_specs(plan, results.where(condition=condition.name), condition)
     return all_specs
+
+
+def condition_specs(plan: Plan, results: Results, condition: Condition) -> list[RunSpec]:
+    """Return the runs of both optimizers under one condition, from the results under this condition."""
+    specs, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
+    return rate_pairs.extended_specs(study.GRIDS[plan.scale], specs, curves, results)
 
 
 def _specs(plan: Plan, condition: Condition, grid: Sequence[float]) -> list[RunSpec]:
@@ -105,5 +109,41 @@ FIG_RATES_CLICKS = Experiment(
         "AUC over the stream, or test AUC after a shuffled epoch.",
         "The grid is extended if the best rate is at its end.",
     ),
+    **study.SHARED,
+)
+
+
+# Control arms --------------------------------------------------------------------------------------------------
+
+
+def _control_spec(plan: Plan, arm: str, lr: float, seed: int, condition: Condition) -> RunSpec:
+    return study.spec(plan, MODEL, arm, lr, condition, seed)
+
+
+CONTROLS = rate_controls.Controls(
+    [
+        rate_controls.Condition(
+            label,
+            condition.name,
+            condition.result,
+            partial(condition_specs, condition=condition),
+            partial(_control_spec, condition=condition),
+        )
+        for label, condition in CONDITIONS.items()
+    ],
+    "AUC x 100",
+    NEAR,
+    rounds=(rate_controls.MASKS, (LONG_MOMENTUM,)),
+    digits=3,
+)
+FIG_RATES_CLICKS_CONTROLS = Experiment(
+    name="fig-rates-clicks-controls",
+    title="AUC over learning rates: control arms with DeepFM on clicks",
+    shows=f"{', '.join(CONTROLS.arms)} over learning rates, on clicks with drift, without drift, and with noise.",
+    claim="The paper does not compare the mask with other masks.",
+    seconds={"quick": 90, "full": 6600},
+    seeds={"quick": 2, "full": 3},
+    notes=(*study.NOTES[:3], *rate_controls.NOTES),
+    **rate_controls.functions(CONTROLS),  # type: ignore[arg-type]
     **study.SHARED,
 )

@@ -26,6 +26,8 @@ from cadam.online.metrics.log_loss import log_loss
 from cadam.optim.alignment import Ratio
 from cadam.statistics.intervals import Array
 
+from ..harness import control_arms
+from ..harness.control_arms import CONTROL_ARMS, MaskedAdam
 from ..harness.cuda_runs import Captured
 from . import models
 from .data import Clicks, Feed, Part
@@ -39,10 +41,10 @@ class Task:
 
     model: str
     optimizer: str
-    """Name of an optimizer class of `cadam`."""
+    """Name of an optimizer class of `cadam`, or of a control arm."""
     lr: float
     seed: int
-    """Seed of the initial weights, the order of the epoch, the label noise and dropout."""
+    """Seed of the initial weights, the order of the epoch, the label noise, dropout and a random mask."""
     batch: int = 10_000
     noise: float = 0.0
     """Share of the training negatives whose labels are flipped to clicks."""
@@ -86,12 +88,17 @@ class Record:
     """AUC of consecutive windows of the stream."""
 
 
-def optimizer_for(task: Task, model: nn.Module, *, capturable: bool) -> cadam.Optimizer:
+def optimizer_for(task: Task, model: nn.Module, *, capturable: bool) -> cadam.Optimizer | MaskedAdam:
     """Create the optimizer of a task, with one group for dense parameters and one for embedding tables."""
     dense, tables = models.parameters(model)
     group: dict[str, Any] = {"params": tables}
     if task.table_l2:
         group |= {"weight_decay": task.table_l2, "decoupled_weight_decay": False}
+    if task.optimizer in CONTROL_ARMS:
+        groups, device = [{"params": dense}, group], dense[0].device
+        return control_arms.masked(
+            task.optimizer, groups, task.lr, task.seed, device, capturable=capturable, **task.options
+        )
     cls: type[cadam.Optimizer] = getattr(cadam, task.optimizer)
     return cls([{"params": dense}, group], lr=task.lr, capturable=capturable, **task.options)
 
@@ -187,7 +194,7 @@ class Learner:
         call = make_call(feed.batch_size)
         captured = None
         if graph and self.device.type == "cuda":
-            captured = Captured(call, torch.cuda.current_stream(self.device))
+            captured = Captured(call, torch.cuda.current_stream(self.device), control_arms.generators(self.optimizer))
         try:
             for _ in range(complete):
                 (captured or call)()

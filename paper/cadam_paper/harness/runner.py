@@ -114,7 +114,8 @@ def later_specs(request: Request, example: Result) -> list[RunSpec]:
         example: The result of any of its runs.
 
     Returns:
-        The specs of the later phases, or an empty list if they cannot be estimated because the example diverged.
+        The specs of the later phases, or an empty list if they cannot be estimated, because the example diverged or
+        because it does not have a metric of other runs.
     """
     results = {result.spec: result for result in request.results}
     new = list(request.missing)
@@ -123,7 +124,7 @@ def later_specs(request: Request, example: Result) -> list[RunSpec]:
         results |= {spec: replace(example, spec=spec) for spec in new}
         try:
             specs = request.experiment.run_specs(request.plan, Results(list(results.values())))
-        except NoLearningRateError:
+        except (NoLearningRateError, KeyError):
             return []
         new = [spec for spec in dict.fromkeys(specs) if spec not in results]
     return list(results)[count:]

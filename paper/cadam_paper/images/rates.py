@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..harness import rate_pairs
+from ..harness import rate_controls, rate_pairs
 from ..harness.experiment import Experiment, Plan, Scale
 from ..harness.rate_pairs import Pair
 from ..harness.rates import RateCurve
@@ -66,11 +66,14 @@ def run_specs(plan: Plan, results: Results, curves: Curves) -> list[RunSpec]:
     """Return the runs of both optimizers at every learning rate, condition and seed."""
     all_specs: list[RunSpec] = []
     for stream in CONDITIONS.values():
-        specs = partial(_specs, plan, curves, stream)
-        all_specs += rate_pairs.extended_specs(
-            curves.grid(plan.scale), specs, partial(_curves, curves=curves), _of_condition(results, stream)
-        )
+        all_specs += condition_specs(plan, _of_condition(results, stream), curves, stream)
     return all_specs
+
+
+def condition_specs(plan: Plan, results: Results, curves: Curves, stream: streams.Stream) -> list[RunSpec]:
+    """Return the runs of both optimizers under one condition, from the results under this condition."""
+    specs = partial(_specs, plan, curves, stream)
+    return rate_pairs.extended_specs(curves.grid(plan.scale), specs, partial(_curves, curves=curves), results)
 
 
 def _specs(plan: Plan, curves: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[RunSpec]:
@@ -150,3 +153,49 @@ FIG_RATES_SGDM = _experiment("-sgdm", Curves("vgg", ("CSGDM", "SGDM")), {"quick"
 FIG_RATES_RESNET = _experiment("-resnet", Curves("resnet", study.ARMS), {"quick": 60, "full": 1730}, seeds=3)
 FIG_RATES_LION = _experiment("-lion", Curves("vgg", ("CLion", "Lion")), {"quick": 60, "full": 1300}, seeds=3)
 FIG_RATES_RADAM = _experiment("-radam", Curves("vgg", ("CRAdam", "RAdam")), {"quick": 60, "full": 1300}, seeds=3)
+
+
+# Control arms --------------------------------------------------------------------------------------------------
+
+
+def _control_spec(plan: Plan, arm: str, lr: float, seed: int, family: str, stream: streams.Stream) -> RunSpec:
+    return study.spec(plan, family, arm, lr, stream, seed)
+
+
+def _controls(family: str) -> rate_controls.Controls:
+    """Return the control arms of a family of models. The condition without change is computed last."""
+    curves = Curves(family, study.ARMS)
+    conditions = [
+        rate_controls.Condition(
+            label,
+            str(stream),
+            "accuracy",
+            partial(condition_specs, curves=curves, stream=stream),
+            partial(_control_spec, family=family, stream=stream),
+        )
+        for label, stream in CONDITIONS.items()
+    ]
+    return rate_controls.Controls([*conditions[1:], conditions[0]], "mean test accuracy, %", NEAR)
+
+
+CONTROLS = {"fig-rates-controls": _controls("vgg"), "fig-rates-resnet-controls": _controls("resnet")}
+"""The control arms by the name of their experiment."""
+
+
+def _controls_experiment(name: str, family: str, seconds: Mapping[Scale, float]) -> Experiment:
+    model, controls = study.MODELS[family]["full"], CONTROLS[name]
+    return Experiment(
+        name=name,
+        title=f"Accuracy over learning rates, {model}: control arms",
+        shows=f"{', '.join(controls.arms)} over learning rates, without change and under the paper's three conditions.",
+        claim="The paper does not compare the mask with other masks.",
+        seconds=seconds,
+        seeds={"quick": 2, "full": 3},
+        notes=(study.NOTES[0], study.NOTES[1], *rate_controls.NOTES),
+        **rate_controls.functions(controls),  # type: ignore[arg-type]
+        **study.SHARED,
+    )
+
+
+FIG_RATES_CONTROLS = _controls_experiment("fig-rates-controls", "vgg", {"quick": 60, "full": 2600})
+FIG_RATES_RESNET_CONTROLS = _controls_experiment("fig-rates-resnet-controls", "resnet", {"quick": 60, "full": 3600})

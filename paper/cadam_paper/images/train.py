@@ -21,6 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 import cadam
 from cadam.statistics.intervals import Array
 
+from ..harness import control_arms
+from ..harness.control_arms import CONTROL_ARMS, MaskedAdam
 from ..harness.cuda_runs import Captured
 from . import models
 from .data import Images
@@ -37,6 +39,7 @@ class Task:
 
     model: str
     optimizer: str
+    """Name of an optimizer class of `cadam`, or of a control arm."""
     lr: float
     seed: int
     stream: Stream
@@ -76,6 +79,17 @@ def compiled_predict() -> Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Te
     return torch.compile(predict, dynamic=False, options={"deterministic": True})
 
 
+def optimizer_for(task: Task, model: nn.Module, device: torch.device) -> cadam.Optimizer | MaskedAdam:
+    """Create the optimizer of a task."""
+    decay, cuda = task.weight_decay, device.type == "cuda"
+    if task.optimizer in CONTROL_ARMS:
+        return control_arms.masked(
+            task.optimizer, model.parameters(), task.lr, task.seed, device, weight_decay=decay, capturable=cuda
+        )
+    cls: type[cadam.Optimizer] = getattr(cadam, task.optimizer)
+    return cls(model.parameters(), lr=task.lr, weight_decay=decay, capturable=cuda, moments=task.moments)
+
+
 class Run:
     """One training run. Each call of `advance` performs a training step or the evaluation at the end of an epoch.
 
@@ -94,13 +108,7 @@ class Run:
         self.model = models.build(task.model, images.channels, images.classes, task.seed).to(device)
         if cuda:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer: cadam.Optimizer = getattr(cadam, task.optimizer)(
-            self.model.parameters(),
-            lr=task.lr,
-            weight_decay=task.weight_decay,
-            capturable=cuda,
-            moments=task.moments,
-        )
+        self.optimizer = optimizer_for(task, self.model, device)
         self._predict = compiled_predict() if task.compiled else predict
         self._copy_schedule_to_device(device)
         steps, epochs = len(self.schedule.order), self.schedule.epochs
@@ -115,7 +123,8 @@ class Run:
         self.stream = torch.cuda.Stream(device) if cuda and graph else None  # type: ignore[no-untyped-call]
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
-            self._train, self._test = Captured(self.train_step, self.stream), Captured(self.test_step, self.stream)
+            self._train = Captured(self.train_step, self.stream, control_arms.generators(self.optimizer))
+            self._test = Captured(self.test_step, self.stream)
         self._actions = self._iterate()
         self.done = False
 
