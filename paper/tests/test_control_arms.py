@@ -23,7 +23,7 @@ def train(built: nn.ModuleDict, optimizer: torch.optim.Optimizer, rows: int = 20
     generator = torch.Generator().manual_seed(1)
     for _ in range(30):
         ids = torch.randint(0, rows, (8,), generator=generator)
-        targets = torch.randn(8, 1, generator=generator).to(built["table"].weight.dtype)
+        targets = torch.randn(8, 1, generator=generator).to(built.get_parameter("table.weight").dtype)
         optimizer.zero_grad()
         (built["dense"](built["table"](ids)) - targets).square().mean().backward()
         optimizer.step()
@@ -55,7 +55,9 @@ def test_a_step_over_the_whole_table_changes_the_same_rows(arm: str) -> None:
         return train(built, optimizer, rows=16), control_arms.agreement(optimizer)
 
     (by_row, share), (by_table, same_share) = trained(False), trained(True)
-    assert torch.equal(by_table[0][16:], model().double()["table"].weight[16:]), "rows that no gradient contains"
+    assert torch.equal(by_table[0][16:], model().double().get_parameter("table.weight")[16:]), (
+        "rows that no gradient contains"
+    )
     if arm != control_arms.RANDOM:
         torch.testing.assert_close(by_table, by_row, rtol=0, atol=1e-12)
         assert same_share == share

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from simulated_controls import SimulatedControls
 
 from cadam.statistics.comparison import Better
 from cadam.statistics.intervals import Interval
 from cadam_paper import controls, evidence, guide, masking_page, published
+from cadam_paper.harness import runner
+from cadam_paper.harness.experiment import Experiment, Plan
 from cadam_paper.masking import RATES
+
+CONTROLS = ("fig-rates-clicks-controls", "fig-rates-controls", "fig-rates-resnet-controls")
+"""The experiments on control arms that need a GPU."""
 
 
 def test_every_study_has_adam_and_cadam_and_missing_controls_are_dashes() -> None:
@@ -35,14 +41,67 @@ def test_the_first_table_of_the_evidence_page_answers_five_situations() -> None:
 
 
 def test_the_sentence_before_the_table_names_the_studies_without_control_arms() -> None:
+    check_the_sentence()
+
+
+def check_the_sentence() -> None:
     (sentence,) = controls.missing()
     lacking = {each.study: each for each in controls.lines() if len(each.differences) < len(controls.ARMS)}
     assert sentence.startswith(f"{len(lacking)} of {len(controls.lines())} rows")
-    on_gpu = [name for name in lacking if name.startswith(("VGG-16, ", "ResNet-18, ", "DeepFM, "))]
-    assert f"The {len(on_gpu)} rows of images and generated clicks" in sentence
+    on_gpu, partly = 0, 0
     for name, each in lacking.items():
-        assert set(each.differences) == {controls.CADAM}, "all three control arms are missing"
-        assert name in on_gpu or name.removeprefix(controls.STREAM_PREFIX) in sentence
+        if each.from_controls:
+            partly += 1
+            assert set(controls.ARMS) - each.differences.keys() == {controls.LONG}
+        elif name.startswith(tuple(controls.ON_GPU)):
+            on_gpu += 1
+            assert set(each.differences) == {controls.CADAM}, "all three control arms are missing"
+        else:
+            assert set(each.differences) == {controls.CADAM}
+            assert name.removeprefix(controls.STREAM_PREFIX) in sentence
+    assert (f"The {on_gpu} " in sentence) == (on_gpu > 0)
+    assert (f" {partly} row{'s lack' if partly > 1 else ' lacks'} only {controls.LONG}" in sentence) == (partly > 0)
+
+
+def test_a_condition_has_control_arms_as_soon_as_all_its_runs_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if other conditions of the experiment are incomplete."""
+    experiments = {name: SimulatedControls(name) for name in CONTROLS}
+    clicks, vgg, _ = experiments.values()
+
+    class Archive:
+        def plan(self, experiment: Experiment) -> Plan:
+            return experiments[experiment.name].request.plan
+
+    def load(name: str) -> runner.Request:
+        return experiments[name].request if name in experiments else published.load(name)
+
+    monkeypatch.setattr(controls, "archive", Archive)
+    monkeypatch.setattr(controls, "load", load)
+
+    def with_controls() -> list[str]:
+        check_the_sentence()
+        on_gpu = tuple(controls.ON_GPU)
+        return [each.study for each in controls.lines() if each.from_controls and each.study.startswith(on_gpu)]
+
+    before = {each.study: each for each in controls.lines()}
+    assert with_controls() == []
+    vgg.compute()
+    clicks.compute(but=1)
+    assert with_controls() == ["VGG-16, sudden 80°"]
+    (first,) = (each for each in controls.lines() if each.study == "VGG-16, sudden 80°")
+    assert set(first.differences) == {controls.CADAM, controls.CAUTIOUS, controls.RANDOM}
+    assert first.differences[controls.CADAM] == before[first.study].differences[controls.CADAM]
+    assert first.differences[controls.CAUTIOUS].count == 3
+    assert first.from_controls[controls.CAUTIOUS].mean == pytest.approx(19, abs=2)
+    clicks.compute()
+    assert with_controls() == ["VGG-16, sudden 80°", "DeepFM, generated clicks, drift, gradual"]
+    for experiment in experiments.values():
+        while experiment.request.missing:
+            experiment.compute()
+    assert len(with_controls()) == 13
+    assert "built" not in controls.missing()[0]
+    complete = [each for each in controls.lines() if each.study.startswith(controls.CLICKS)]
+    assert all(len(each.differences) == len(controls.ARMS) for each in complete)
 
 
 def line(better: Better, **differences: float) -> controls.Line:

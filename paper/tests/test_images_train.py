@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+import cadam
 from cadam_paper.harness.control_arms import CAUTIOUS, CONTROL_ARMS, LONG_MOMENTUM, RANDOM
 from cadam_paper.harness.cuda_runs import run_concurrently
 from cadam_paper.images import data, models, train
@@ -107,6 +108,7 @@ def test_the_step_equals_a_plain_torch_step(images: Images) -> None:
     run = Run(task(sudden(90) + noisy(30), epochs=2), images)
     twin = Run(task(epochs=2), images)
     model, optimizer, schedule = twin.model, twin.optimizer, run.schedule
+    assert isinstance(optimizer, cadam.Optimizer)
     expected, moved = [], []
     for step in range(len(schedule.order)):
         model.load_state_dict(run.model.state_dict())

@@ -7,10 +7,10 @@ over more gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,19 @@ CONTROL_ARMS: Mapping[str, ControlArm] = {
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@dataclass(frozen=True)
+class Touched:
+    """The elements of a table that a sparse gradient contains.
+
+    Attributes:
+        rows: Whether the gradient contains a row, of shape (rows, 1).
+        count: The number of elements in these rows.
+    """
+
+    rows: Tensor
+    count: Tensor
+
+
 def mask_factor(
     mask: Mask, moment: Tensor, gradient: Tensor, generator: torch.Generator | None, touched: Touched | None = None
 ) -> Tensor:
@@ -78,18 +91,6 @@ def mask_factor(
         return agrees / share.clamp(min=MIN_SHARE)
     drawn = torch.rand(agrees.shape, device=agrees.device, generator=generator) < share
     return (drawn if touched is None else drawn & touched.rows).to(agrees.dtype)
-
-
-class Touched(NamedTuple):
-    """The elements of a table that a sparse gradient contains.
-
-    Attributes:
-        rows: Whether the gradient contains a row, of shape (rows, 1).
-        count: The number of elements in these rows.
-    """
-
-    rows: Tensor
-    count: Tensor
 
 
 class MaskedAdam(torch.optim.Optimizer):
@@ -173,10 +174,10 @@ class MaskedAdam(torch.optim.Optimizer):
 
     def _update(
         self,
-        parameters: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
         group: Mapping[str, Any],
         counts: Tensor,
         touched: Touched | None = None,
@@ -184,7 +185,7 @@ class MaskedAdam(torch.optim.Optimizer):
         """Update tensors and their moments in place, and count elements."""
         (beta1, beta2), dtype = group["betas"], first[0].dtype
         if group["weight_decay"]:
-            gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
             if touched is not None:
                 torch._foreach_mul_(gradients, [touched.rows] * len(gradients))
         torch._foreach_lerp_(first, gradients, 1 - beta1)
