@@ -175,7 +175,7 @@ def test_large_batches_are_read_in_small_chunks_from_positions_of_any_chunk_size
         batches.close()  # type: ignore[attr-defined]
         assert state.pop("chunk_batches") == OLD_CHUNK_BATCHES
         with monkeypatch.context() as patch:
-            patch.setattr("cadam.online.data.sources.parquet.MAX_CHUNK_ROWS", 9)
+            patch.setattr("cadam.online.data.sources.parquet.MAX_CHUNK_VALUES", 9)
             patch.setattr(ParquetSource, "_convert", recording)
             resumed = ParquetSource(tmp_path / "x.parquet", SCHEMA, batch_size=4)
             resumed.load_state_dict(state)

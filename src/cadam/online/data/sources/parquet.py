@@ -32,9 +32,9 @@ logger = logging.getLogger("cadam.online")
 CHUNK_BATCHES = 256
 """The number of batches that are converted together. Each chunk converts the dictionaries of its texts, so with few
 rows in a chunk most of the time goes into that."""
-MAX_CHUNK_ROWS = 1 << 16
-"""With large batches, fewer are converted together, so that columns fit into caches: at most this many rows, or one
-batch."""
+MAX_CHUNK_VALUES = 1 << 23
+"""With large batches or many columns, fewer are converted together, so that they do not take much memory: at most this
+many values, or one batch."""
 OLD_CHUNK_BATCHES = 64
 """The number of batches of a chunk in checkpoints of older versions that do not say it."""
 FINGERPRINT_BYTES = 65_536
@@ -77,7 +77,7 @@ class ParquetSource(Source):
         check_batch_size(batch_size)
         self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
         self.follow, self.poll = follow, poll
-        self._chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_ROWS // batch_size))
+        self._chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_VALUES // (batch_size * len(schema.kinds))))
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
