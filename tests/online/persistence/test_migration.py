@@ -188,6 +188,23 @@ def test_a_folder_is_migrated_as_a_whole_or_not_at_all(tmp_path: Path, capsys: p
     assert main(["migrate", str(tmp_path / "absent"), "--drop", "tags"]) == 2
 
 
+def test_a_run_continues_with_the_optimizer_of_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, folder = tmp_path / "clicks.csv", tmp_path / "state"
+    rows = [f"{number % 37},{number % 2}" for number in range(300)]
+    data.write_text("\n".join(["item,click", *rows, ""]))
+    command = ["run", str(data), "--label", "click", "--model", "fm", "--checkpoint", str(folder), "--quiet"]
+    assert main([*command, "--events", "100"]) == 0
+    assert main(["migrate", str(folder), "--optimizer", "adam"]) == 0
+    assert main([*command, "--events", "200"]) == 0
+    assert main([*command, "--optimizer", "cadam"]) == 2
+    assert "a learner with Adam, but this one has CAdam" in capsys.readouterr().err
+    assert main(command) == 0
+    state = read_newest(folder)[1]
+    assert (state["optimizer_name"], state["counts"]["events"]) == ("Adam", 300)
+
+
 @pytest.mark.parametrize("change", [["--add", "brand=hash:50?"], ["--resize", "item=hash:10?"]])
 def test_a_run_that_stopped_in_the_middle_of_a_batch_continues_after_a_migration(
     tmp_path: Path, change: list[str]
