@@ -83,17 +83,8 @@ def unpack_tree(packed: Any, tensors: Mapping[str, Tensor] | None) -> Any:
     if not isinstance(packed, dict):
         return packed
     ((kind, value),) = packed.items()
-    if tensors is None and kind in ("tensor", "array", "objects"):
-        return None
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "array":
-        return tensors[value].numpy()
-    if kind == "objects":
-        objects = json.loads(tensors[value].numpy().tobytes())
-        array = np.empty(len(objects), dtype=object)
-        array[:] = objects
-        return array
+    if kind in ("tensor", "array", "objects"):
+        return None if tensors is None else _unpack_tensor(kind, tensors[value])
     if kind == "dict":
         return {key: unpack_tree(entry, tensors) for key, entry in value}
     if kind in ("list", "tuple"):
@@ -102,6 +93,17 @@ def unpack_tree(packed: Any, tensors: Mapping[str, Tensor] | None) -> Any:
     if kind == "dtype" and isinstance(dtype := getattr(torch, value), torch.dtype):
         return dtype
     raise ValueError(f"{kind!r} with {value!r} is unknown")
+
+
+def _unpack_tensor(kind: str, tensor: Tensor) -> Any:
+    if kind == "tensor":
+        return tensor
+    if kind == "array":
+        return tensor.numpy()
+    objects = json.loads(tensor.numpy().tobytes())
+    array = np.empty(len(objects), dtype=object)
+    array[:] = objects
+    return array
 
 
 def write_tree(path: Path, tree: Any) -> None:

@@ -365,9 +365,12 @@ class _RestoredSource(LimitedSource):
         super().__init__(job.source, limit, job.read_size)
         self.job = job
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), run_config.SCHEMA_KEY: self.job.config.schema.settings()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with _checkpoint_errors(self.job):
-            super().load_state_dict(state)
+            super().load_state_dict({name: value for name, value in state.items() if name != run_config.SCHEMA_KEY})
             if self.rest is not None and self.rest.events is not None:
                 check_like(self.rest.events.features, dict.fromkeys(self.job.schema.features, np.empty(0)), "rest")
         self.job.config.write(self.job.checkpoint)

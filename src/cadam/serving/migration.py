@@ -16,9 +16,17 @@ from ..online.data.schema import Schema
 from ..online.models.model_file import UsageError
 from ..online.persistence.checkpoints import Checkpoints, list_checkpoints, read_newest
 from ..online.persistence.migration import Migration
-from ..online.run_config import MODEL_FILE, SCHEMA_FILE, RunConfig, model_builder, read_ready_made_model
+from ..online.run_config import (
+    MODEL_FILE,
+    SCHEMA_FILE,
+    SCHEMA_KEY,
+    RunConfig,
+    check_same_schema,
+    model_builder,
+    read_ready_made_model,
+)
 from .arms import Arm
-from .config import SERVICE_LOCK_FILE, ServiceConfig, is_service
+from .config import SERVICE_LOCK_FILE, ServiceConfig, is_service, with_id_and_time
 from .event_log import open_log
 from .snapshots import SNAPSHOT_FILE
 from .versions import VERSIONS_FOLDER
@@ -31,7 +39,7 @@ def read_model(folder: Path) -> tuple[str, dict[str, Any], Schema]:
     """Return the ready-made model of a folder, its settings and its schema.
 
     Raises:
-        UsageError: if the folder has no checkpoint, or a model that is not ready-made.
+        UsageError: if the folder has no checkpoint, a model that is not ready-made, or a schema that was edited.
     """
     if not list_checkpoints(folder):
         raise UsageError(f"{folder} has no checkpoint: give the folder of a run or of a service")
@@ -41,7 +49,10 @@ def read_model(folder: Path) -> tuple[str, dict[str, Any], Schema]:
         raise UsageError(f"{folder} has a model of your own: only ready-made models can be migrated") from None
     if described is None or not (folder / SCHEMA_FILE).is_file():
         raise UsageError(f"{folder} does not describe its model: {MODEL_FILE} or {SCHEMA_FILE} is missing")
-    return *described, Schema.read(folder / SCHEMA_FILE)
+    schema = Schema.read(folder / SCHEMA_FILE)
+    complete = with_id_and_time if is_service(folder) else lambda schema: schema
+    check_same_schema(schema, folder, in_order=True, complete=complete)
+    return *described, schema
 
 
 def migrate_state(migration: Migration, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +64,8 @@ def migrate_state(migration: Migration, state: Mapping[str, Any]) -> dict[str, A
         UsageError: if the state cannot be migrated.
     """
     migrated = migration.state(state)
+    if isinstance(source := migrated["source"], Mapping):
+        migrated["source"] = {**source, SCHEMA_KEY: migration.new.settings()}
     arms = state.get("arms")
     if arms is None:
         return migrated
