@@ -134,10 +134,36 @@ def test_a_tuned_learning_rate_is_fixed() -> None:
     assert state["rate_tuning"] is not None
     rate = learner.optimizer.param_groups[0]["lr"]
     migration = Migration("fm", {}, SCHEMA, change_schema(SCHEMA, {}, ["tags"], {}))
-    assert any(line.startswith("learning rate: ") for line in migration.describe(state))
+    assert any(line.startswith("learning rate: ") for line in migration.describe(state, 0))
     migrated = load(migration, state)
     assert migrated.rate_tuning is None
     assert migrated.optimizer.param_groups[0]["lr"] == rate
+
+
+@pytest.mark.parametrize(
+    ("resize", "is_warned"),
+    [
+        ({"item": "hash:20"}, True),
+        ({"item": "hash:15"}, True),
+        ({"item": "hash:5"}, False),
+        ({"shop": "category:9"}, False),
+    ],
+)
+def test_events_that_wait_have_the_new_bucket_or_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resize: dict[str, str], is_warned: bool
+) -> None:
+    learner = train("fm", checkpoint=tmp_path)
+    RunConfig("", SCHEMA, "fm", lambda: models.build("fm", SCHEMA), LOG_LOSS, {}).write(tmp_path)
+    learner.save()
+    learner.close()
+    [(name, kind)] = resize.items()
+    assert main(["migrate", str(tmp_path), "--resize", f"{name}={kind}"]) == 0
+    warning = f"warning: 5 events that wait to be learned are stored with their old rows of {name}"
+    assert (warning in capsys.readouterr().out) == is_warned
+    new = encode(change_schema(SCHEMA, {}, [], resize), records(5, 10_000))
+    pending = read_newest(tmp_path)[1]["pending"]
+    assert len(pending["number_of"]["keys"]) == 5
+    assert np.array_equal(pending["rows"][f"feature/{name}"], new.features[name]) == (not is_warned)
 
 
 def test_impossible_changes_are_refused() -> None:
