@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..atomic_write import replace_file
+from ..checkpoint_files import expect_valid_content
 from ..printable import printable, shell_word
 from . import models
 from .data import inference
@@ -236,7 +237,8 @@ def read_saved_schema(folder: Path) -> Schema | None:
         return None
     position = read_newest_header(folder).get("source")
     if isinstance(position, Mapping) and SCHEMA_KEY in position:
-        return Schema(**position[SCHEMA_KEY])
+        with expect_valid_content(f"the schema in the newest checkpoint of {folder}"):
+            return Schema(**position[SCHEMA_KEY])
     return Schema.read(folder / SCHEMA_FILE) if (folder / SCHEMA_FILE).is_file() else None
 
 
