@@ -90,6 +90,8 @@ LOGS = (
     ClickLog("steady_clicks", "The same log without shift and without label noise"),
 )
 """The logs of the demo."""
+WIDTH = 3.8
+"""The width of a figure in inches, with which its text can be read on a phone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +158,7 @@ def render_page(judged: list[tuple[ClickLog, Path, Result]]) -> str:
     """Render the page of the demo as HTML."""
     figures = styled(
         lambda: {
-            "mechanism": mechanism.figure(),
+            "mechanism": mechanism.figure(WIDTH),
             **{log.name: draw_losses(log, result) for log, _, result in judged},
         }
     )
@@ -183,7 +185,7 @@ def render_page(judged: list[tuple[ClickLog, Path, Result]]) -> str:
 
 def draw_losses(log: ClickLog, result: Result) -> Figure:
     """Draw the log loss of both optimizers in each period of the stream, with the shifts of the log."""
-    figure, axes = panels(1, 1, 5.8, 2.6)
+    figure, axes = panels(1, 1, WIDTH, 2.4)
     panel = axes[0, 0]
     processed = result.processed_events
     for shift in log.shifts:
@@ -196,5 +198,5 @@ def draw_losses(log: ClickLog, result: Result) -> Figure:
         panel.plot(middles, arm.own_loss_by_period, "o-", ms=3.5, lw=1.5, color=colors[arm.name], label=arm.name)
     panel.axhline(result.best_constant, color=palette.MUTED, lw=0.8, ls="--", label="best constant prediction")
     panel.set(xlabel="events", ylabel="log loss", xlim=(0, processed))
-    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8)
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, handlelength=1, columnspacing=1)
     return figure

@@ -65,11 +65,15 @@ def walk(optimizer_class: type[cadam.Optimizer]) -> Path:
     return Path(np.array(weights), np.array(gradients), np.array(momenta))
 
 
-def figure() -> Figure:
-    """Draw gradient and momentum of CAdam's weight with its masked steps, and the weights of Adam and CAdam."""
+def figure(width: float = 5.8) -> Figure:
+    """Draw gradient and momentum of CAdam's weight with its masked steps, and the weights of Adam and CAdam.
+
+    Args:
+        width: The width in inches.
+    """
     paths = {"CAdam": walk(cadam.CAdam), "Adam": walk(cadam.Adam)}
     path, steps = paths["CAdam"], np.arange(1, STEPS + 1)
-    drawn, axes = panels(2, 1, 5.8, 3.4, sharex=True)
+    drawn, axes = panels(2, 1, width, 3.4, sharex=True)
     top, bottom = axes[:, 0]
     # The mask changes at these edges between steps: it begins at every first and ends at every second one.
     edges = np.flatnonzero(np.diff(path.is_masked, prepend=False, append=False)) + 0.5
@@ -86,9 +90,9 @@ def figure() -> Figure:
         color = palette.arm_colors(paths)[name]
         bottom.plot(np.arange(STEPS + 1) + 0.5, of_arm.weights, color=color, lw=1.8, label=name)
     bottom.set(xlabel="step", ylabel="weight", xlim=(0.5, STEPS + 0.5))
-    bottom.legend(loc="lower left", fontsize=8)
+    bottom.legend(loc="lower left", fontsize=8, handlelength=1.2)
     top.set_title(
-        "One weight, noisy gradients. Shaded: gradient and momentum\ndiffer in sign, CAdam waits",
+        "One weight, noisy gradients. Shaded: gradient\nand momentum differ in sign, CAdam waits",
         loc="left",
         fontsize=9.5,
     )

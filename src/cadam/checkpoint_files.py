@@ -78,20 +78,13 @@ def _check_key(key: Any, name: str) -> str | int:
     raise TypeError(f"{name or 'the state'} has the key {key!r}; keys in a checkpoint must be strings or integers")
 
 
-def unpack_tree(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Convert the result of `pack_tree` back to the original tree."""
+def unpack_tree(packed: Any, tensors: Mapping[str, Tensor] | None) -> Any:
+    """Convert the result of `pack_tree` back to the original tree; without `tensors`, these and arrays are None."""
     if not isinstance(packed, dict):
         return packed
     ((kind, value),) = packed.items()
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "array":
-        return tensors[value].numpy()
-    if kind == "objects":
-        objects = json.loads(tensors[value].numpy().tobytes())
-        array = np.empty(len(objects), dtype=object)
-        array[:] = objects
-        return array
+    if kind in ("tensor", "array", "objects"):
+        return None if tensors is None else _unpack_tensor(kind, tensors[value])
     if kind == "dict":
         return {key: unpack_tree(entry, tensors) for key, entry in value}
     if kind in ("list", "tuple"):
@@ -100,6 +93,17 @@ def unpack_tree(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "dtype" and isinstance(dtype := getattr(torch, value), torch.dtype):
         return dtype
     raise ValueError(f"{kind!r} with {value!r} is unknown")
+
+
+def _unpack_tensor(kind: str, tensor: Tensor) -> Any:
+    if kind == "tensor":
+        return tensor
+    if kind == "array":
+        return tensor.numpy()
+    objects = json.loads(tensor.numpy().tobytes())
+    array = np.empty(len(objects), dtype=object)
+    array[:] = objects
+    return array
 
 
 def write_tree(path: Path, tree: Any) -> None:
@@ -145,6 +149,20 @@ def read_tree(path: Path) -> Any:
         DamagedCheckpointError: if the file cannot be read, its content does not match its hash, or it has no tree.
         ImportError: if safetensors is not installed.
     """
+    return _read(path)
+
+
+def read_header(path: Path) -> Any:
+    """Read the tree of `write_tree` without its tensors and arrays, which are None, and without checking its hash.
+
+    Raises:
+        DamagedCheckpointError: if the header cannot be read, or has no tree.
+        ImportError: if safetensors is not installed.
+    """
+    return _read(path, header_only=True)
+
+
+def _read(path: Path, header_only: bool = False) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -152,12 +170,12 @@ def read_tree(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = None if header_only else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedCheckpointError(f"{path}: {error}") from error
     if metadata.get("format") != FORMAT:
         raise DamagedCheckpointError(f"{path}: its format is {metadata.get('format')!r}, not {FORMAT!r}")
-    if hash_content(metadata.get("tree", ""), tensors) != metadata.get("sha256"):
+    if tensors is not None and hash_content(metadata.get("tree", ""), tensors) != metadata.get("sha256"):
         raise DamagedCheckpointError(f"{path}: its content does not match the hash in its header")
     try:
         return unpack_tree(json.loads(metadata["tree"]), tensors)

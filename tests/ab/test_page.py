@@ -44,6 +44,21 @@ def test_the_table_has_a_column_per_arm_so_that_it_fits_on_a_phone() -> None:
     assert re.sub("<.*?>", " ", row).split() == ["rate", "to", "use", "0.03", "0.03"]
 
 
+def test_figures_can_be_read_on_a_phone_and_in_dark_mode() -> None:
+    page = render_page("title", STUDY, make_result(), "cadam ab a.csv", "")
+    figures = re.findall("<figure>.*?</figure>", page, re.DOTALL)
+    for figure in figures:
+        assert "--inches:" in figure
+        [width] = re.findall(r'viewBox="0 0 ([\d.]+) ', figure)
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", figure)]
+        assert sizes
+        assert min(sizes) * 358 / float(width) > 11, "pixels on a page that is 390 pixels wide"
+        opacities = [float(value) for value in re.findall(r"stroke-opacity: ([\d.]+)", figure)]
+        assert all(value > 0.6 for value in opacities)
+    assert "stroke-opacity" in figures[-1], "the lines of lower rates are paler"
+    assert "max-width:calc(110px*var(--inches))" in page
+
+
 def test_an_option_of_a_command_is_not_broken_after_its_hyphens() -> None:
     page = render_page("title", STUDY, make_result(), "cadam ab a.csv --lr 0.1", "cadam run a.csv --lr 0.1")
     assert '<pre><code>cadam run a.csv <span class="option">--lr</span> 0.1</code></pre>' in page

@@ -265,6 +265,7 @@ def test_a_run_does_not_resume_with_another_schema(
         ({"weight": "at"}, "the weight was none and is at"),
         ({"id": "at:text"}, "the id was event and is at:text"),
         ({"user": None}, "the user was user and is none"),
+        ({"time": "at"}, "the time was none and is at"),
         ({"id": "event:integer"}, ""),
     ],
 )
@@ -281,6 +282,42 @@ def test_a_run_with_waiting_events_does_not_resume_with_other_columns(
     replace(schema, **change).write(tmp_path / "schema.json")
     assert run(*arguments) == (2 if message else 0)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": {**FEATURES, "price": "number[1]"}}, "price was number and is number[1]"),
+        ({"features": dict(reversed(FEATURES.items()))}, "the order of the features was"),
+        ({"time": "at:ms"}, "the time was at and is at:ms"),
+        ({"time": None}, "the time was at and is none"),
+        ({"decimal": ",", "separator": ";"}, "the decimal separator was . and is ,"),
+        ({"negative_rate": 0.5}, ""),
+    ],
+)
+def test_an_edited_schema_in_the_folder_of_a_run_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    columns, schema = table(400), Schema(FEATURES, "click", id="event", time="at")
+    write_jsonl(tmp_path / "a.jsonl", {name: values[:300] for name, values in columns.items()})
+    schema.write(tmp_path / "schema.json")
+    arguments = [tmp_path / "a.jsonl", "--checkpoint", tmp_path / "state", "--model", "linear"]
+    given = ["--schema", tmp_path / "schema.json"]
+    assert run(*arguments, *given) == 0
+    write_jsonl(tmp_path / "a.jsonl", columns)
+    saved = tmp_path / "state" / "schema.json"
+    replace(schema, **change).write(saved)
+    kept = {path: path.read_bytes() for path in (tmp_path / "state").iterdir()}
+    capsys.readouterr()
+    assert run(*arguments) == (2 if message else 0)
+    error = capsys.readouterr().err
+    assert (f"{saved} has been edited" in error) == bool(message)
+    if message:
+        assert message in error
+        assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+        assert main.main(["migrate", str(tmp_path / "state"), "--lr", "0.1", "--dry-run"]) == 2
+        assert run(*arguments, *given) == 0, "the schema of the first run fits"
+        assert Schema.read(saved) == schema
 
 
 @pytest.mark.parametrize(

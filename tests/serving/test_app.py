@@ -182,6 +182,34 @@ def test_clients_give_ids_only_to_events_without_one() -> None:
     assert len({event["request.id"] for event in new}) == 3
 
 
+def test_columns_that_the_schema_does_not_have_are_named(state: FrontState, caplog: pytest.LogCaptureFixture) -> None:
+    misspelled = {"key": 1, "item": "a", "prize": 2.0, "shop": 3, "title": "red shoes", "tag\n": ["x"], "rating": 5}
+    expected = [f"the schema has no column {name}: it is not used" for name in ("'prize'", r"'tag\\n'")]
+    for _ in range(2):
+        answer = post(state, "/predict", [{**misspelled, "key": 2}, EVENT, misspelled]).json()
+        assert answer["warnings"] == expected
+    assert post(state, "/learn", misspelled).json()["warnings"] == expected
+    assert [record.message.partition(": ")[2] for record in caplog.records if "unknown" in record.message] == expected
+    for path, event in (("/predict", EVENT), ("/learn", {**EVENT, "rating": 5})):
+        assert "warnings" not in post(state, path, event).json()
+    warnings = post(state, "/predict", [{**EVENT, f"column {n}": 1} for n in range(300)]).json()["warnings"]
+    assert warnings[-1] == "the schema does not have 280 more columns"
+    assert len(warnings) == 21
+    assert len([record for record in caplog.records if "unknown" in record.message]) == 200
+
+
+def test_the_columns_of_the_service_and_of_nested_objects_are_known(tmp_path: Path) -> None:
+    state = build(tmp_path, Schema({"shop.city": "hash:50", "price": "number?"}, label="click"))
+    state.start()
+    for event in (
+        {"shop": {"city": "Rome", "country": "it"}},
+        {"shop.city": "Rome", "event_id": "e", "received_at": 1},
+    ):
+        assert "warnings" not in post(state, "/predict", {**event, "click": 1}).json()
+    assert post(state, "/predict", {"shop": {"city": "Rome"}, "city": "Rome"}).json()["warnings"]
+    state.close()
+
+
 def test_repeated_ids_are_stored_once(state: FrontState) -> None:
     first = post(state, "/predict", [EVENT, EVENT]).json()
     again = post(state, "/predict", EVENT).json()
@@ -419,6 +447,9 @@ def test_the_description_has_the_columns(state: FrontState) -> None:
         assert event["properties"]["shop"] == {"type": ["integer"], "minimum": 0, "maximum": 3}
         assert event["properties"]["title"] == {"type": ["string", "number", "boolean"]}
         assert set(event["required"]) == {"item", "shop", "title"}
+        predictions = description["components"]["schemas"]["Predictions"]
+        assert predictions["properties"]["warnings"] == {"type": "array", "items": {"type": "string"}}
+        assert "warnings" not in predictions["required"]
         assert {"/predict", "/learn", "/feedback", "/model", "/rollback", "/promote"} <= description["paths"].keys()
 
     talk(state, conversation)

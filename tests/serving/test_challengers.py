@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -16,10 +18,11 @@ from cadam.cli.main import main
 from cadam.cli.serve_arguments import add_serve_arguments
 from cadam.online import models
 from cadam.online.models.model_file import UsageError
-from cadam.online.persistence.checkpoints import list_checkpoints
-from cadam.serving import arms
+from cadam.online.persistence.checkpoints import list_checkpoints, read_newest
+from cadam.serving import arms, migration
 from cadam.serving.arms import Arm
 from cadam.serving.config import SERVICE_LOCK_FILE, read_config
+from cadam.serving.event_log import Entry
 from cadam.serving.learner_report import _arm_families
 from cadam.serving.snapshots import ServedModel
 from cadam.serving.versions import Versions
@@ -197,6 +200,41 @@ def test_a_service_with_challengers_is_migrated(world: World) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     assert read_config(parser.parse_args([folder])).optimizer == "Adam:weight_decay=0.1"
+
+
+@pytest.mark.parametrize("world", [False], indirect=True)
+def test_events_that_wait_are_encoded_again_from_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(migration, "ENTRIES_PER_READ", 30)
+    folder = str(world.config.path)
+    world.stream(100)
+    world.learn()
+    assert main(["migrate", folder, "--add", "brand=hash:4?"]) == 0
+    records: list[dict[str, Any]] = [
+        {"item": n % 10, "brand": f"b{n}", "event_id": f"w{n}", "received_at": 200 + n} for n in range(50)
+    ]
+    for record in records:
+        world.log.append([Entry("event", record["event_id"], json.dumps(record), record["received_at"])])
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    world.learn()
+    capsys.readouterr()
+    assert main(["migrate", folder, "--resize", "brand=hash:64?"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    expected = world.config.schema().encode(records).events
+    assert expected is not None
+    _, state = read_newest(world.config.path)
+    for learner in (state, *(each["learner"] for each in state["arms"]["challengers"].values())):
+        pending = learner["pending"]
+        assert pending["number_of"]["keys"].tolist() == [f"w{n}" for n in range(50)]
+        rows = pending["number_of"]["values"] - pending["head"]
+        np.testing.assert_array_equal(pending["rows"]["feature/brand"][rows], expected.features["brand"])
+    assert world.log.delete_old(world.log.last_number() - 20, seconds=0)
+    assert main(["migrate", folder, "--resize", "brand=hash:96?", "--dry-run"]) == 0
+    assert "warning: 30 events that wait to be learned" in capsys.readouterr().out
+    world.log.append([Entry("label", f"w{n}", "1", 300) for n in range(50)])
+    world.served = ServedModel(world.config.runtime_folder(), lambda: models.build("linear", world.config.schema()))
+    assert world.learn().learned == 150
 
 
 @pytest.mark.parametrize("world", [False], indirect=True)

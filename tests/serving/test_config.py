@@ -13,7 +13,7 @@ import torch
 
 from cadam.cli import main
 from cadam.cli.serve_arguments import add_serve_arguments
-from cadam.online import models
+from cadam.online import Schema, models
 from cadam.online.models.model_file import UsageError
 from cadam.online.persistence.checkpoints import list_checkpoints, read_newest
 from cadam.serving.config import ServiceConfig, locate, read_config
@@ -177,6 +177,12 @@ def test_the_same_command_continues_after_a_migration(tmp_path: Path, monkeypatc
     Path("old.json").write_text('{"features": {"item": "category:10"}, "label": "click"}')
     with pytest.raises(UsageError, match=r"brand was hash:9\?. Give that schema, or none"):
         read_config(options(str(tmp_path), "--schema", "old.json"))
+    schema = Schema.read("schema.json")
+    replace(schema, time="at").write("schema.json")
+    with pytest.raises(UsageError, match=r"has been edited, .* the time was received_at and is at"):
+        read_config(options(str(tmp_path)))
+    schema.write("schema.json")
+    assert read_config(options(str(tmp_path))).schema().time == "received_at"
 
 
 def test_a_service_does_not_read_the_model_of_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

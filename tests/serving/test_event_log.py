@@ -161,7 +161,8 @@ def test_the_source_produces_the_batches_of_its_first_run_again(open_log: Open) 
     assert [len(batch.events or ()) for batch in batches] == sizes == [2, 1]
     assert batches[1].labels is not None
     assert batches[1].labels.ids.tolist() == [3, 2]
-    assert again.state_dict() == first.state_dict() == {"source": "event log", "position": 6, "rollback": 0}
+    state = {"source": "event log", "position": 6, "rollback": 0, "schema": SCHEMA.settings()}
+    assert again.state_dict() == first.state_dict() == state
 
 
 def test_labels_of_a_rollback_are_not_produced(open_log: Open) -> None:

@@ -165,10 +165,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--optimizer",
-        default="CAdam",
         metavar="NAME",
         help="an optimizer of cadam, with options as in CAdam:moments=int8:weight_decay=0.01; "
-        "CAdam:confidence@*.bias=False is for the parameters with such names (default: CAdam)",
+        "CAdam:confidence@*.bias=False is for the parameters with such names (default: the optimizer of the "
+        "checkpoint, or CAdam)",
     )
     add(
         "--lr",

@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"--lr must be above 0, got {options.lr:g}")
         migration = Migration(model, settings, schema, new_schema, spec, options.lr)
         state = read_state(folder)
-        migrate_state(migration, state)  # finds what cannot be migrated before anything is written
-        for line in migration.describe(state):
+        _, stale = migrate_state(folder, migration, state)  # finds what cannot be migrated before anything is written
+        for line in migration.describe(state, stale):
             print(printable(line))
         if options.dry_run:
             print("nothing was written")

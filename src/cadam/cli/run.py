@@ -45,7 +45,7 @@ from ..online.monitoring.status_page import StatusPage
 from ..online.monitoring.tensorboard import TensorBoard
 from ..online.per_event import CHUNK_SIZE, WEIGHTED, PerEventTraining
 from ..online.persistence.checkpoint_schedule import CheckpointOptions
-from ..online.persistence.checkpoints import list_checkpoints
+from ..online.persistence.checkpoints import list_checkpoints, read_newest_header
 from ..online.persistence.prediction_log import LogOptions
 from ..online.persistence.random_state import seed_generators
 from ..online.sparse_checks import disable_sparse_checks
@@ -157,9 +157,10 @@ def prepare(options: argparse.Namespace) -> Job:
         options.horizon, options.unmatched, early_positives=options.early_positives, capacity=options.capacity
     )
     uri = run_config.data_uri(options)
-    optimizer = OptimizerSpec.parse(options.optimizer)
-    metrics = _metrics(options)
     checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
+    saved_optimizer = str(read_newest_header(checkpoint).get("optimizer_name", "CAdam"))
+    optimizer = OptimizerSpec.parse(options.optimizer or saved_optimizer)
+    metrics = _metrics(options)
     config = run_config.read_config(options, checkpoint, options.quiet)
     is_growing = options.batch_size is None and not config.has_own_model
     growth = BatchGrowth() if is_growing else None
@@ -364,9 +365,12 @@ class _RestoredSource(LimitedSource):
         super().__init__(job.source, limit, job.read_size)
         self.job = job
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), run_config.SCHEMA_KEY: self.job.config.schema.settings()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with _checkpoint_errors(self.job):
-            super().load_state_dict(state)
+            super().load_state_dict({name: value for name, value in state.items() if name != run_config.SCHEMA_KEY})
             if self.rest is not None and self.rest.events is not None:
                 check_like(self.rest.events.features, dict.fromkeys(self.job.schema.features, np.empty(0)), "rest")
         self.job.config.write(self.job.checkpoint)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..atomic_write import replace_file
+from ..checkpoint_files import expect_valid_content
 from ..printable import printable, shell_word
 from . import models
 from .data import inference
@@ -29,11 +30,13 @@ from .data.sources.records import list_duplicates
 from .device import select_device
 from .models.model_file import LOG_LOSS, UsageError, build_from_function, is_log_loss, is_model_file, load_function
 from .models.networks import DEFAULT_WIDTH
-from .persistence.checkpoints import list_checkpoints
+from .persistence.checkpoints import list_checkpoints, read_newest_header
 from .training_step import Loss
 
 SCHEMA_FILE, MODEL_FILE = "schema.json", "model.json"
 """Files in the checkpoint folder that describe the features and the model."""
+SCHEMA_KEY = "schema"
+"""The key of the position of a source in a checkpoint under which the settings of the schema are saved."""
 DEFAULT_MODEL = "deepfm"
 MODEL_HELP = f"{', '.join(models.MODELS)}, or FILE.py:FUNCTION for your own (default: {DEFAULT_MODEL})"
 
@@ -187,7 +190,8 @@ def _choose_schema(
         if contradictions := _find_contradictions(schema, options):
             raise UsageError(
                 f"{folder / SCHEMA_FILE} contradicts the command: {'; '.join(contradictions)}. Leave these options "
-                "out, edit the file, or give another --checkpoint to start from scratch"
+                f"out, {'' if list_checkpoints(folder) else 'edit the file, '}or give another --checkpoint to start "
+                "from scratch"
             )
         print(printable(f"the schema is {folder / SCHEMA_FILE}"), file=sys.stderr)
         return schema, None
@@ -227,10 +231,28 @@ def _find_contradictions(schema: Schema, options: argparse.Namespace) -> list[st
     return contradictions
 
 
-def check_same_schema(schema: Schema, folder: Path, in_order: bool, model_only: bool = False) -> None:
+def read_saved_schema(folder: Path) -> Schema | None:
+    """Return the schema in the newest checkpoint of a folder, or else in its file; None if there is no checkpoint."""
+    if not list_checkpoints(folder):
+        return None
+    position = read_newest_header(folder).get("source")
+    if isinstance(position, Mapping) and SCHEMA_KEY in position:
+        with expect_valid_content(f"the schema in the newest checkpoint of {folder}"):
+            return Schema(**position[SCHEMA_KEY])
+    return Schema.read(folder / SCHEMA_FILE) if (folder / SCHEMA_FILE).is_file() else None
+
+
+def check_same_schema(
+    schema: Schema,
+    folder: Path,
+    in_order: bool,
+    model_only: bool = False,
+    complete: Callable[[Schema], Schema] = lambda schema: schema,
+) -> None:
     """Check that the checkpoints of a folder were trained with these features, this label, and these other columns.
 
-    Events that wait for their labels or for a training step have the id, the user and the weight of the saved schema.
+    Events that wait for their labels or for a training step have the id, the user and the weight of the saved schema,
+    and their times are on the clock of its time.
 
     Args:
         schema: the schema of this run.
@@ -238,16 +260,18 @@ def check_same_schema(schema: Schema, folder: Path, in_order: bool, model_only: 
         in_order: whether the order of the features matters. It does for ready-made models, whose table has the rows of
             the features in order. A user's own model gets the features by name.
         model_only: whether only the model continues, without waiting events: then the other columns may differ.
+        complete: adds the columns that a service needs to a schema that does not name them.
 
     Raises:
         UsageError: if the schemas differ.
     """
-    if not (folder / SCHEMA_FILE).is_file() or not list_checkpoints(folder):
+    saved = read_saved_schema(folder)
+    if saved is None:
         return
-    saved = Schema.read(folder / SCHEMA_FILE)
-    saved_kinds, kinds = (
-        {name: _ignore_optional_numbers(kind) for name, kind in each.kinds.items()} for each in (saved, schema)
-    )
+    path = folder / SCHEMA_FILE
+    is_from_folder = path.is_file() and Schema.read(path) == schema
+    saved, schema = complete(saved), complete(schema)
+    saved_kinds, kinds = ({name: _comparable(kind) for name, kind in each.kinds.items()} for each in (saved, schema))
     differences = [f"{name} was {saved.features[name]}" for name in saved_kinds if name not in kinds]
     differences += [f"{name} is new" for name in kinds if name not in saved_kinds]
     differences += [
@@ -259,21 +283,35 @@ def check_same_schema(schema: Schema, folder: Path, in_order: bool, model_only: 
         differences.append(f"the order of the features was {', '.join(saved_kinds)} and is {', '.join(kinds)}")
     if saved.label != schema.label:
         differences.append(f"the label was {saved.label} and is {schema.label}")
-    for role in () if model_only else ("id", "user", "weight"):
-        (name, kind), (saved_name, saved_kind) = (each.roles.get(role, ("", None)) for each in (schema, saved))
-        if name != saved_name or (kind and kind.name) != (saved_kind and saved_kind.name):
+    if saved.decimal != schema.decimal:
+        differences.append(f"the decimal separator was {saved.decimal} and is {schema.decimal}")
+    saved_roles, roles = (
+        {role: (name, _comparable(kind)) for role, (name, kind) in each.roles.items()} for each in (saved, schema)
+    )
+    for role in () if model_only else ("id", "user", "time", "weight"):
+        if saved_roles.get(role) != roles.get(role):
             old, new = (getattr(each, role) or "none" for each in (saved, schema))
             differences.append(f"the {role} was {old} and is {new}")
-    if differences:
+    if not differences:
+        return
+    problem = "were trained with another schema"
+    if is_from_folder:
         raise UsageError(
-            f"the checkpoints in {folder} were trained with another schema ({folder / SCHEMA_FILE}): "
-            f"{'; '.join(differences)}. Give that schema, or none, or another folder to start from scratch"
+            f"{path} has been edited, and the checkpoints in {folder} {problem}: {'; '.join(differences)}. Undo the "
+            "edit, or give another folder to start from scratch; `cadam migrate` adds, drops and resizes columns"
         )
+    raise UsageError(
+        f"the checkpoints in {folder} {problem} ({path}): {'; '.join(differences)}. Give that schema, or none, or "
+        "another folder to start from scratch"
+    )
 
 
-def _ignore_optional_numbers(kind: Kind) -> Kind:
-    """Treat optional and required numbers as equal, because they have the same weights."""
-    return replace(kind, optional=False) if kind.name == "number" else kind
+def _comparable(kind: Kind) -> Kind:
+    """Return a kind without the decimal separator, which all kinds of a schema share.
+
+    Optional and required numbers are equal, because they have the same weights.
+    """
+    return replace(kind, optional=kind.optional and kind.name != "number", decimal=".")
 
 
 # Models ----------------------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def read_config(options: argparse.Namespace) -> ServiceConfig:
     if not is_model_file(model) and model not in models.MODELS:
         raise UsageError(f"no model is called {model!r}; there are {MODEL_HELP}")
     schema = _choose_schema(options, model, described)
-    check_same_schema(schema, folder, in_order=not is_model_file(model))
+    check_same_schema(schema, folder, in_order=not is_model_file(model), complete=with_id_and_time)
     if run is not None and not list_checkpoints(folder):  # later, the service may have been migrated
         check_same_schema(schema, run, in_order=not is_model_file(model), model_only=True)
     build, loss = model_builder(model, schema, settings)

@@ -14,6 +14,7 @@ import numpy as np
 from ..online.data.events import Batch
 from ..online.data.schema import Schema
 from ..online.data.sources.base import Source, check_batch_size, check_state
+from ..online.run_config import SCHEMA_KEY
 from .config import without_label
 from .event_log import Entry, EventLog, LogUnavailableError, Rollback
 
@@ -136,8 +137,9 @@ class LogSource(Source):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the last entry that was produced, and of the last rollback."""
-        return {"source": "event log", "position": self.position, "rollback": self.generation}
+        """Return the number of the last entry that was produced, that of the last rollback, and the schema."""
+        state = {"source": "event log", "position": self.position, "rollback": self.generation}
+        return {**state, SCHEMA_KEY: self.schema.settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after an entry."""

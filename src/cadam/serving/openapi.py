@@ -58,8 +58,8 @@ def describe(schema: Schema, limits: Limits, *, has_token: bool, has_probability
         "Event": event,
         "LabeledEvent": labeled,
         "Feedback": feedback,
-        "Predictions": _object(predicted),
-        "Learned": _object(predicted | accepted),
+        "Predictions": _with_warnings(_object(predicted)),
+        "Learned": _with_warnings(_object(predicted | accepted)),
         "Accepted": _object({**accepted, "unknown": keys}),
         "Rollback": _object({"version": {"type": "string"}}, additionalProperties=False),
         "Promotion": _object({"challenger": {"type": "string"}}, additionalProperties=False),
@@ -156,6 +156,14 @@ def _value(kind: Kind) -> Json:
 
 def _object(properties: Json, **further: Any) -> Json:
     return {"type": "object", "properties": properties, "required": list(properties), **further}
+
+
+def _with_warnings(answer: Json) -> Json:
+    """Add the warnings that an answer has if events have columns that the schema does not have."""
+    return {
+        **answer,
+        "properties": {**answer["properties"], "warnings": {"type": "array", "items": {"type": "string"}}},
+    }
 
 
 def _one(name: str) -> Json:

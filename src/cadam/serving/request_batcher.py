@@ -22,6 +22,7 @@ import numpy as np
 
 from ..online.data.nested import ABSENT, find_field
 from ..online.data.schema import Schema
+from ..printable import printable
 from .config import Limits, without_label
 from .event_log import Entry, EventLog, LogUnavailableError
 from .snapshots import NotReadyError, ServedModel
@@ -31,6 +32,8 @@ logger = logging.getLogger("cadam.serving")
 MAX_ID_LENGTH = 200
 MAX_EVENTS_TOGETHER = 4_096
 """Requests are taken together up to this number of events and labels."""
+MAX_NAMES = 20
+"""At most this number of unknown columns is named in an answer, and ten times as many in the log of a process."""
 RETRY_SECONDS = 1
 """The number of seconds after which a client that got status 503 should try again."""
 
@@ -122,6 +125,9 @@ class RequestBatcher(threading.Thread):
         self.id_column, self.id_kind = schema.roles["id"]
         self.time_column = schema.roles["time"][0] if adds_time else None
         self.label_column = schema.target.column
+        names = schema.column_names()
+        self._known_fields = {*names, *(name[:end] for name in names for end, c in enumerate(name) if c == ".")}
+        self._logged_fields: set[str] = set()
         self._open_log = open_log
         self._log: EventLog | None = None
         self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -265,8 +271,11 @@ class RequestBatcher(threading.Thread):
             elif not math.isfinite(score):
                 problems.setdefault(event.owner, "the model has no finite score for this event")
         failed = self._fail(requests, problems, outcomes)
-        for request in requests:
+        for number, request in enumerate(requests):
             request.response = {"model_version": version, "predictions": []}
+            unknown = set().union(*request.records) - self._known_fields
+            if unknown and number not in failed:
+                request.response["warnings"] = self._warn_about(sorted(unknown))
         for event, key, score, probability in predictions:
             number, _ = event.owner
             if number in failed:
@@ -280,6 +289,16 @@ class RequestBatcher(threading.Thread):
             if self.has_probability:
                 prediction["probability"] = probability
             request.response["predictions"].append(prediction)
+
+    def _warn_about(self, names: list[str]) -> list[str]:
+        """Log columns that the schema does not have, each once, and return warnings about them for an answer."""
+        warnings = [f"the schema has no column {printable(name[:MAX_ID_LENGTH])!r}: it is not used" for name in names]
+        for name, warning in zip(names, warnings, strict=True):
+            if name not in self._logged_fields and len(self._logged_fields) < 10 * MAX_NAMES:
+                self._logged_fields.add(name)
+                logger.warning("a request has an unknown column: %s", warning)
+        more = len(warnings) - MAX_NAMES
+        return [*warnings[:MAX_NAMES], *([f"the schema does not have {more:,} more columns"] if more > 0 else [])]
 
     def _collect_events(
         self, requests: Sequence[Request], problems: dict[tuple[int, int], str], now: float

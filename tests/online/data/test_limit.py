@@ -69,6 +69,29 @@ def test_batches_that_are_larger_than_the_batch_size_are_cut_and_no_event_is_los
     assert list(map(ids_and_labels, resumed)) == [([15, 16], False)]
 
 
+def test_labels_stay_at_their_place_among_the_events() -> None:
+    """Events that were predicted before a label was known must not be predicted after it, or the other way round."""
+
+    def places(source: LimitedSource) -> list[tuple[int, float]]:
+        """Return each label with the number of events before it."""
+        pairs = [pair for batch in source if isinstance(batch, Batch) for pair in batch.in_order()]
+        counts = np.cumsum([0 if part is None else len(part) for part, _ in pairs]).tolist()
+        return [(n, label) for n, (_, part) in zip(counts, pairs, strict=True) if part for label in part.labels]
+
+    def replayed() -> Replayed:
+        labels = Labels(np.arange(5), np.arange(5) / 4)
+        return Replayed([Batch(events(10), labels, events_before=np.array([0, 2, 4, 7, 10]))])
+
+    whole = [(0, 0.0), (2, 0.25), (4, 0.5), (7, 0.75), (10, 1.0)]
+    assert places(LimitedSource(replayed(), None)) == whole
+    assert places(LimitedSource(replayed(), None, batch_size=3)) == whole
+    first = LimitedSource(replayed(), 4)
+    assert places(first) == whole[:3]
+    resumed = LimitedSource(replayed(), None)
+    resumed.load_state_dict(first.state_dict())
+    assert places(resumed) == [(n - 4, label) for n, label in whole[3:]]
+
+
 class HalfRead(Replayed):
     """A source that knows its progress and its backlog."""
 

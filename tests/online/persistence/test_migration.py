@@ -134,10 +134,36 @@ def test_a_tuned_learning_rate_is_fixed() -> None:
     assert state["rate_tuning"] is not None
     rate = learner.optimizer.param_groups[0]["lr"]
     migration = Migration("fm", {}, SCHEMA, change_schema(SCHEMA, {}, ["tags"], {}))
-    assert any(line.startswith("learning rate: ") for line in migration.describe(state))
+    assert any(line.startswith("learning rate: ") for line in migration.describe(state, 0))
     migrated = load(migration, state)
     assert migrated.rate_tuning is None
     assert migrated.optimizer.param_groups[0]["lr"] == rate
+
+
+@pytest.mark.parametrize(
+    ("resize", "is_warned"),
+    [
+        ({"item": "hash:20"}, True),
+        ({"item": "hash:15"}, True),
+        ({"item": "hash:5"}, False),
+        ({"shop": "category:9"}, False),
+    ],
+)
+def test_events_that_wait_have_the_new_bucket_or_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resize: dict[str, str], is_warned: bool
+) -> None:
+    learner = train("fm", checkpoint=tmp_path)
+    RunConfig("", SCHEMA, "fm", lambda: models.build("fm", SCHEMA), LOG_LOSS, {}).write(tmp_path)
+    learner.save()
+    learner.close()
+    [(name, kind)] = resize.items()
+    assert main(["migrate", str(tmp_path), "--resize", f"{name}={kind}"]) == 0
+    warning = f"warning: 5 events that wait to be learned are stored with their old rows of {name}"
+    assert (warning in capsys.readouterr().out) == is_warned
+    new = encode(change_schema(SCHEMA, {}, [], resize), records(5, 10_000))
+    pending = read_newest(tmp_path)[1]["pending"]
+    assert len(pending["number_of"]["keys"]) == 5
+    assert np.array_equal(pending["rows"][f"feature/{name}"], new.features[name]) == (not is_warned)
 
 
 def test_impossible_changes_are_refused() -> None:
@@ -186,6 +212,23 @@ def test_a_folder_is_migrated_as_a_whole_or_not_at_all(tmp_path: Path, capsys: p
     assert main(["migrate", str(tmp_path), "--drop", "tags"]) == 2
     assert main(["migrate", str(tmp_path)]) == 2
     assert main(["migrate", str(tmp_path / "absent"), "--drop", "tags"]) == 2
+
+
+def test_a_run_continues_with_the_optimizer_of_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, folder = tmp_path / "clicks.csv", tmp_path / "state"
+    rows = [f"{number % 37},{number % 2}" for number in range(300)]
+    data.write_text("\n".join(["item,click", *rows, ""]))
+    command = ["run", str(data), "--label", "click", "--model", "fm", "--checkpoint", str(folder), "--quiet"]
+    assert main([*command, "--events", "100"]) == 0
+    assert main(["migrate", str(folder), "--optimizer", "adam"]) == 0
+    assert main([*command, "--events", "200"]) == 0
+    assert main([*command, "--optimizer", "cadam"]) == 2
+    assert "a learner with Adam, but this one has CAdam" in capsys.readouterr().err
+    assert main(command) == 0
+    state = read_newest(folder)[1]
+    assert (state["optimizer_name"], state["counts"]["events"]) == ("Adam", 300)
 
 
 @pytest.mark.parametrize("change", [["--add", "brand=hash:50?"], ["--resize", "item=hash:10?"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (5.2, 3.3)
-"""The size of a figure in inches: readable on a phone without scrolling."""
+SIZE = (4.0, 2.8)
+"""The size of a figure in inches. In the 358 pixels of a phone's page, text of 9 points then has 11 pixels."""
 MAX_RELATIVE_LOSS = 1.25
 """Learning rates are shown up to this multiple of the lowest log loss; the worst ones are far above."""
 
@@ -45,29 +46,31 @@ def result_figures(result: Result) -> Mapping[str, Figure]:
     if result.period_ends:
         figure, axes = _figure("Periods", "difference, % of the log loss")
         _draw_periods(axes, result, colors)
-        _add_legend(figure, ncols=3)
+        _add_legend(figure, ncols=2)
         figures["The difference of the log loss in each period. Below 0, the arm is better."] = figure
         for arm in result.arms:
-            figure, axes = _figure(f"{arm.name}: rates along the stream", "log loss minus the arm's own, %")
+            title = textwrap.fill(f"{arm.name}: rates along the stream", 44)
+            figure, axes = _figure(title, "log loss minus the arm's own, %")
             _draw_rate_curves(axes, result, arm.name, colors[arm.name])
             rates = len(arm.loss_by_period)
-            columns = rates if rates <= 7 else math.ceil(rates / 2)
-            _add_legend(figure, ncols=columns, fontsize=8, handlelength=1, columnspacing=1)
+            columns = rates if rates <= 4 else math.ceil(rates / 2) if rates <= 8 else math.ceil(rates / 3)
+            _add_legend(figure, ncols=columns, handlelength=1, columnspacing=1)
             figures[
                 f"The log loss of {arm.name} at each learning rate in each period, minus that of the arm itself. The "
-                "stronger the color, the higher the rate. Below 0, another choice of the rate would have been better."
+                "stronger the line, the higher the rate. Below 0, another choice of the rate would have been better."
             ] = figure
     return figures
 
 
 def _figure(title: str, ylabel: str, xlabel: str = "events") -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     if xlabel == "events":
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_number(value)))
     return figure, axes
 
@@ -143,8 +146,10 @@ def _draw_rate_curves(axes: Axes, result: Result, name: str, color: str) -> None
         relative = [100 * (loss / base - 1) for loss, base in zip(losses, own, strict=True)]
         finite = [value for value in relative if math.isfinite(value)]
         if finite:
-            alpha = 0.3 + 0.7 * number / max(len(rates) - 1, 1)
-            axes.plot(result.period_ends, relative, color=color, alpha=alpha, lw=1.2, label=f"{lr:g}")
+            share = number / max(len(rates) - 1, 1)
+            # A paler line could not be seen in dark mode, so the width shows the rate, too.
+            alpha, width = 0.65 + 0.35 * share, 0.8 + 1.4 * share
+            axes.plot(result.period_ends, relative, color=color, alpha=alpha, lw=width, label=f"{lr:g}")
             peaks.append(max(map(abs, finite)))
     axes.axhline(0, color=palette.INK, lw=0.8)
     # Rates far from the best one do not fit, but the nearest one that differs is always shown whole.
@@ -165,7 +170,8 @@ def svg(figure: Figure, name: str, caption: str) -> str:
     """Convert a figure to SVG that can be part of a page.
 
     Colors of the palette become CSS variables, ids get a prefix so that they are unique on the page, and coordinates
-    are rounded to keep the page small.
+    are rounded to keep the page small. The CSS variable `--inches` is the width of the figure, by which a page
+    limits its size: text should have about the same size in all figures.
 
     Args:
         figure: The figure.
@@ -189,7 +195,8 @@ def svg(figure: Figure, name: str, caption: str) -> str:
         text = text.replace(color, f"var({palette.css_variable(color)})")
     text = re.sub(r'<svg (.*?)width="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
     text = re.sub(r'<svg (.*?)height="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
+    attributes = f'role="img" aria-label="{escape(caption)}" style="--inches:{figure.get_figwidth():g}"'
+    return text.replace("<svg ", f"<svg {attributes} ", 1)
 
 
 def _round_path(path: re.Match[str]) -> str:

@@ -63,7 +63,10 @@ class LimitedSource(Source):
         return self.source.backlog()
 
     def _cut(self, batch: Batch) -> Batch:
-        """Cut a batch at the limit and keep the rest. Separate labels stay with the last event of the batch."""
+        """Cut a batch at the limit and keep the rest.
+
+        A separate label stays with the event before it, or with the last event if its position is unknown.
+        """
         events = batch.events
         if events is None:
             return batch
@@ -72,16 +75,24 @@ class LimitedSource(Source):
             self.remaining -= count
         if count == len(events):
             return batch
-        self.rest = Batch(events.take(slice(count, None)), batch.labels)
-        return replace(batch, events=events.take(slice(count)), labels=None, events_before=None)
+        labels, events_before = batch.labels, batch.events_before
+        first = replace(batch, events=events.take(slice(count)), labels=None, events_before=None)
+        self.rest = Batch(events.take(slice(count, None)), labels)
+        if labels is not None and events_before is not None:
+            for part, rows, start in ((first, events_before <= count, 0), (self.rest, events_before > count, count)):
+                part.labels = Labels(labels.ids[rows], labels.labels[rows])
+                part.events_before = events_before[rows] - start
+        return first
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the other source and the rest of a batch that was cut."""
         state = self.source.state_dict()
         if self.rest is None or self.rest.events is None:
             return state
-        labels = self.rest.labels
+        labels, events_before = self.rest.labels, self.rest.events_before
         label_columns: Columns = {} if labels is None else {"id": labels.ids, "label": labels.labels}
+        if events_before is not None:
+            label_columns["events_before"] = events_before
         return {**state, REST: {"events": self.rest.events.columns(), "labels": label_columns}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,4 +100,6 @@ class LimitedSource(Source):
         self.source.load_state_dict({name: value for name, value in state.items() if name != REST})
         if (rest := state.get(REST)) is not None:
             labels = Labels(rest["labels"]["id"], rest["labels"]["label"]) if rest["labels"] else None
-            self.rest = Batch(Events.from_columns(rest["events"]), labels)
+            self.rest = Batch(
+                Events.from_columns(rest["events"]), labels, events_before=rest["labels"].get("events_before")
+            )

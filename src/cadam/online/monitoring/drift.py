@@ -293,7 +293,22 @@ class DriftMonitor:
         Raises:
             ValueError: if the blocks have another length.
         """
-        check_like(state, {"block": 0, "alarms": 0, "histograms": {"counts": np.empty(0)}}, "drift")
+        loss, array = list(astuple(self._last_loss)), np.empty(0)
+        example = {
+            "block": 0,
+            "alarms": 0,
+            "moved": dict.fromkeys(state["moved"], 0.0),
+            "last_loss": loss,
+            "losses": [loss] * len(state["losses"]),
+            "snapshots": [array] * len(state["snapshots"]),
+            "detector": vars(self._detector),
+            "histograms": {
+                "names": [""] * len(state["histograms"]["names"]),
+                "edges": dict.fromkeys(state["histograms"]["edges"], array),
+                "counts": array,
+            },
+        }
+        check_like(state, example, "drift")
         if state["block"] != self.block:
             raise ValueError(f"blocks have {self.block} events here and {state['block']} in the state")
         self.alarms, self.moved = state["alarms"], dict(state["moved"])

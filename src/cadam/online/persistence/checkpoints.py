@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...checkpoint_files import (
     check_no_checkpoints,
     describe_fallback,
     lock_folder,
+    read_header,
     read_tree,
     rename_damaged,
     write_tree,
@@ -110,3 +112,14 @@ def read_newest(folder: Path) -> tuple[Path, Any]:
         # A running learner deletes old checkpoints, so files may have disappeared since they were listed.
         if files == list_checkpoints(folder):
             raise DamagedCheckpointError(f"none of the {len(files)} checkpoints in {folder} can be read")
+
+
+def read_newest_header(folder: Path) -> Mapping[str, Any]:
+    """Read the newest checkpoint of a folder without its tensors and arrays; empty if no header can be read."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            header = read_header(path)
+        except DamagedCheckpointError:
+            continue
+        return header if isinstance(header, Mapping) else {}
+    return {}

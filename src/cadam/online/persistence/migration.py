@@ -5,7 +5,8 @@ slopes and normalization samples of numbers by feature and position; the inputs 
 copied with their weights. A new column does not change the scores: in models with pairwise interactions its embeddings
 start at zero, and in other models the weights of the layers that read them do. A hashed column that becomes k times as
 large keeps what it has learned, because the new bucket of a value modulo the old size is its old bucket. With any
-other size, its rows are initialized again.
+other size, its rows are initialized again. Events that wait are stored with their old buckets, from which the new ones
+follow only if the old size is a multiple of the new one.
 """
 
 from __future__ import annotations
@@ -298,6 +299,15 @@ class Migration:
                 migrated[key] = columns[key]
         return migrated
 
+    @property
+    def ambiguous_columns(self) -> list[str]:
+        """The resized columns for which the old bucket of a value does not tell the new one."""
+        return [
+            name
+            for name, kind in self.new.kinds.items()
+            if name in self.old.kinds and not _is_bucket_known(self.old.kinds[name], kind)
+        ]
+
     def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of a learner.
 
@@ -328,8 +338,13 @@ class Migration:
 
     # A description ------------------------------------------------------------------------------------------------
 
-    def describe(self, state: Mapping[str, Any]) -> list[str]:
-        """Return lines that say what is kept."""
+    def describe(self, state: Mapping[str, Any], stale: int) -> list[str]:
+        """Return lines that say what is kept.
+
+        Args:
+            state: the old state.
+            stale: how many events that wait have old buckets of `ambiguous_columns`.
+        """
         lines = []
         if state.get("rate_tuning") is not None:
             rate = state["optimizer"]["param_groups"][0]["lr"]
@@ -354,7 +369,28 @@ class Migration:
         old_size, new_size = (sum(p.numel() for p in m.parameters()) for m in (self._old_model, self._new_model))
         lines.append(f"{old_size:,} weights become {new_size:,}")
         lines.append(f"{len(state['pending']['number_of']['keys']):,} events that wait for their labels are kept")
+        if stale:
+            names = ", ".join(self.ambiguous_columns)
+            lines.append(
+                f"warning: {stale:,} events that wait to be learned are stored with their old rows of {names}, and may "
+                "be learned in rows of other values. Migrate when no events wait, or --add a column of another "
+                "name and --drop the old one later"
+            )
         return lines
+
+
+def count_waiting(state: Mapping[str, Any]) -> int:
+    """Count the events of a learner's state that wait for labels, for a training step or for their turn."""
+    source = state["source"]
+    rest = source[REST]["events"] if isinstance(source, Mapping) and REST in source else {}
+    others = (len(next(iter(columns.values()), ())) for columns in (state["queue"], rest))
+    return len(state["pending"]["number_of"]["keys"]) + sum(others)
+
+
+def _is_bucket_known(old: Kind, new: Kind) -> bool:
+    """Whether the new bucket of a value follows from its old one."""
+    first = int(new.zero_is_missing)
+    return old.size == new.size or new.name == "category" or (old.size - first) % (new.size - first) == 0
 
 
 def map_buckets(old: Kind, new: Kind) -> Array:
