@@ -63,7 +63,7 @@ def test_the_thread_is_ahead_of_the_consumer_by_a_fixed_number_of_items() -> Non
         assert items.has_computed.acquire(timeout=60)
     assert not items.has_computed.acquire(timeout=0.05)
     assert items.computed == 4
-    iterator.close()  # type: ignore[attr-defined]
+    iterator.close()
     items.check_ended()
 
 
