@@ -30,7 +30,6 @@ from tests.online.redis_server import Server
 from tests.online.streams import Replayed, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
-
 SMALL_STATE = {"moments": "int8", "second_moment": "row", "row_steps": True}
 LIMITED_IDS = {"user": "id:max=30,admit=2,expire=60s"}
 
