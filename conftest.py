@@ -1,7 +1,9 @@
 """Settings of all tests."""
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,12 +17,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start hundreds of processes; without cached bytecode, each of them would compile the package.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# The programs of the tests run for milliseconds, and XLA takes longer to optimize them than to compile them otherwise.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # Processes that tests start must be able to import the package `tests`.
 _ROOT = os.path.dirname(os.path.abspath(__file__))
 os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # Commands in tests must not read the published results of the repository.
 os.environ["CADAM_ARCHIVE"] = os.devnull + ".none"
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting all tests and modules, which takes most of a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -68,8 +68,13 @@ def results_of(experiment: Experiment, plan: Plan, gain: Number, best: Number = 
     return request.results
 
 
-@pytest.mark.parametrize("scale", ["quick", "full"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [(name, "full") for name in NAMES]
+    + [
+        pytest.param(name, "quick", marks=[pytest.mark.slow] if number % 4 else []) for number, name in enumerate(NAMES)
+    ],
+)
 def test_every_experiment_summarizes_and_draws_its_results(name: str, scale: Scale) -> None:
     experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan(scale))

@@ -280,9 +280,17 @@ def test_concurrent_runs_equal_single_runs(images: Images, lanes: int) -> None:
         assert all(np.array_equal(getattr(records[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
 
 
-@pytest.mark.parametrize("first", ["", "import torch._inductor.config; "], ids=["before", "after"])
+CONFIG_FIRST, QUIESCE = "import torch._inductor.config; ", {"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}
+
+
 @pytest.mark.parametrize(
-    ("variables", "kept"), [({}, True), ({"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}, False)]
+    ("variables", "kept", "first"),
+    [
+        ({}, True, ""),
+        ({}, True, CONFIG_FIRST),
+        (QUIESCE, False, ""),
+        pytest.param(QUIESCE, False, CONFIG_FIRST, marks=pytest.mark.slow),
+    ],
 )
 def test_torch_keeps_the_processes_that_compile(variables: dict[str, str], kept: bool, first: str) -> None:
     """The environment variable has priority, and the order in which torch is imported does not matter."""

@@ -725,21 +725,20 @@ def test_new_state_refuses_bad_input() -> None:
 # The sanitizer ------------------------------------------------------------------------------------------------
 
 
-SANITIZED = ("adam", "sgdm")
-"""Rules with one, two and three buffers. The other rules use the same loops, and compiling each takes long."""
-
-
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+# Adam has two and three buffers, and SGDM one. The other rules use the same loops, and compiling each takes long.
+@pytest.fixture(scope="module", params=[["adam"], pytest.param(["adam", "sgdm"], marks=pytest.mark.slow)], ids="-".join)
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The library and the number of its kernels."""
     sanitizer.runtime()
-    header = c_source.header([RULES[name] for name in SANITIZED])
-    return build.build(header, tmp_path_factory.mktemp("asan") / "native.so", sanitizer.FLAGS)
+    rules = [RULES[name] for name in request.param]
+    library = build.build(c_source.header(rules), tmp_path_factory.mktemp("asan") / "native.so", sanitizer.FLAGS)
+    return library, len(kernel_specs(rules))
 
 
 @pytest.mark.parametrize("mode", ["clean", "overrun"])
-def test_no_wrong_access_under_the_sanitizer(sanitized: Path, mode: str) -> None:
-    kernels = len(kernel_specs(RULES[name] for name in SANITIZED))
-    sanitizer.check(Path(__file__).parents[1] / "native" / "asan_driver.py", sanitized, mode, str(kernels))
+def test_no_wrong_access_under_the_sanitizer(sanitized: tuple[Path, int], mode: str) -> None:
+    library, kernels = sanitized
+    sanitizer.check(Path(__file__).parents[1] / "native" / "asan_driver.py", library, mode, str(kernels))
 
 
 FORKED = """

@@ -1,6 +1,7 @@
 """Run Triton kernels on the CPU, in a separate process, because Triton reads TRITON_INTERPRET once, on import.
 
-A module of cases ends with ``run_named(CASES)``; a test runs some of them by `run_cases`. Importing this module in
+A module of cases ends with ``run_named(CASES)``; a test runs some of them by `run_cases`. All tests of a pytest process
+share one server, which imports torch and Triton once and runs each script in a fork of itself. Importing this module in
 such a process patches Triton's interpreter:
 
 - Loops may have a bound that is computed by the kernel. NumPy 2.4 does not convert an array of one element to int.
@@ -12,13 +13,18 @@ such a process patches Triton's interpreter:
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -55,10 +61,60 @@ def run_named(cases: Mapping[str, Callable[[], None]]) -> None:
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    # The process imports cadam and the test modules from the same folders.
+    server = _server()
+    assert server.stdin
+    assert server.stdout
+    print(json.dumps(arguments), file=server.stdin, flush=True)
+    answer = server.stdout.readline()
+    assert answer, "the server of Triton's interpreter has ended"
+    return subprocess.CompletedProcess(arguments, *json.loads(answer))
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Start a server, which ends when its standard input is closed: with this process or before."""
+    # The server imports cadam and the test modules from the same folders.
     path = os.pathsep.join(part for part in sys.path if part)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", f"import {__name__} as interpreter; interpreter.serve()"]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def serve() -> None:
+    """Read the arguments of scripts, one JSON list per line, and print the exit code and both outputs of each."""
+    import torch._dynamo  # optimizers import it, which takes seconds
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+            child = os.fork()
+            if not child:
+                os.dup2(output.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+                _exit_with(json.loads(line))
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read())
+        print(json.dumps([code, *texts]), flush=True)
+
+
+def _exit_with(arguments: list[str]) -> NoReturn:
+    """Run a script as Python would do with these arguments, and end this process."""
+    code = 1
+    try:
+        if arguments[0] == "-c":
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _patch() -> None:

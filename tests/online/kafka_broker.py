@@ -100,12 +100,12 @@ class Broker:
     def kill(self) -> None:
         """Kill the broker with SIGKILL."""
         self.processes["broker"].send_signal(signal.SIGKILL)
-        self.processes["broker"].wait(20)
+        self.processes["broker"].wait(60)
 
     def stop(self) -> None:
         for process in reversed(self.processes.values()):
             process.kill()
-            process.wait(20)
+            process.wait(60)
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic with Kafka's own command, since brokers before 0.10.1 have no request for it."""

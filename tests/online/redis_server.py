@@ -54,7 +54,7 @@ class Server:
             [self.program, *options.replace("''", "").split(" "), *self.options], stdout=subprocess.DEVNULL
         )
         self.client = redis.Redis.from_url(self.url)
-        for _ in range(200):
+        for _ in range(1200):
             try:
                 if self.client.info("server")["process_id"] == self.process.pid:
                     return
@@ -67,11 +67,11 @@ class Server:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def fill(self, stream: str, columns: dict[str, np.ndarray], count: int) -> None:
         """Add rows of columns as entries; nan is a missing field."""

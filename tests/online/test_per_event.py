@@ -482,10 +482,10 @@ def run(folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("kills", [pytest.param(2, id="2"), pytest.param(20, id="20", marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
-    stream(tmp_path / "clicks.parquet", 150_000 if kills < 10 else 600_000)
+    stream(tmp_path / "clicks.parquet", 60_000 if kills < 10 else 600_000)
     done = []
     for name, deaths in (("whole", 0), ("killed", kills)):
-        command = run(tmp_path, "--checkpoint", str(tmp_path / name), "--every", "10000")
+        command = run(tmp_path, "--checkpoint", str(tmp_path / name), "--every", "5000" if kills < 10 else "10000")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         moments, killed = random.Random(0), 0
         while True:

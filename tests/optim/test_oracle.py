@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -133,24 +134,31 @@ def assert_agree(optimizer: Any, params: list[torch.Tensor], oracles: list[Oracl
         assert (ratio.aligned, ratio.touched, ratio.seen) == (one.aligned, one.touched, one.seen)
 
 
+@lru_cache(maxsize=8)  # the engines of a case are tested one after the other
+def followed(
+    name: str, options: tuple[tuple[str, Any], ...], decay: str, layout: str
+) -> tuple[list[np.ndarray], list[list[Any]], list[Oracle]]:
+    """Return parameters, their gradients, and oracles that have followed them without a decision close to a tie."""
+    weight_decay = 0.0 if decay == "none" else WEIGHT_DECAY
+    for seed in range(20):
+        starts, steps = PLANS[layout](seed)
+        oracles = [oracle_of(FAMILY[name], s, decay=decay, weight_decay=weight_decay, **dict(options)) for s in starts]
+        follow(oracles, steps)
+        if min(one.clear for one in oracles) > CLEAR:
+            return starts, steps, oracles
+    pytest.fail("every run comes near a tie: choose other data")
+
+
 def assert_agrees(
     name: str, options: dict[str, Any], decay: str, engine: str, layout: str, *, maximize: bool, dtypes: Iterable[Any]
 ) -> None:
-    cls = FAMILY[name]
-    weight_decay = 0.0 if decay == "none" else WEIGHT_DECAY
     common = {**options, "lr": LR, "maximize": maximize}
-    for seed in range(20):
-        starts, steps = PLANS[layout](seed)
-        oracles = [oracle_of(cls, start, decay=decay, weight_decay=weight_decay, **common) for start in starts]
-        follow(oracles, steps)
-        if clear := min(one.clear for one in oracles) > CLEAR:
-            break
-    assert clear, "every run comes near a tie: choose other data"
+    starts, steps, oracles = followed(name, tuple(common.items()), decay, layout)
     for dtype in dtypes:
         if not ENGINES[engine].serves(layout, dtype):
             continue
         params = [parameter(start, dtype) for start in starts]
-        optimizer = cls(params, **common, **decaying(cls, decay), **ENGINES[engine].options)
+        optimizer = FAMILY[name](params, **common, **decaying(FAMILY[name], decay), **ENGINES[engine].options)
         run(optimizer, params, steps)
         assert_agree(optimizer, params, oracles, TOLERANCE[dtype])
 
@@ -239,10 +247,10 @@ def test_every_rule_has_an_oracle_with_its_defaults(name: str) -> None:
     if name not in oracle.RULES:
         pytest.fail(
             f"the rule {name!r} has no oracle: write its mathematics for one float64 element as a function in "
-            "tests/core/oracle.py, from its definition and not from src/cadam, and add it to RULES there; tests find it"
+            "tests/optim/oracle.py, from its definition and not from src/cadam, and add it to RULES there"
         )
     own = {k: v for k, v in RULES[name].defaults.items() if k not in ("weight_decay", "decoupled_weight_decay")}
-    assert own == oracle.RULES[name].defaults, f"teach the options and defaults of {name!r} to tests/core/oracle.py"
+    assert own == oracle.RULES[name].defaults, f"teach the options and defaults of {name!r} to tests/optim/oracle.py"
     plain = {option for option, value in own.items() if option not in UNUSUAL and type(value) in (int, float, tuple)}
     assert plain <= {"lr"}, f"give these options of {name!r} a value in UNUSUAL, so that their place matters"
 

@@ -39,17 +39,17 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
-    wait_for(lambda: server.started, 20)
+    wait_for(lambda: server.started, 60)
     yield listener.getsockname()[1]
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     state.close()
     listener.close()
 
 
 def talk(port: int, *parts: bytes) -> bytes:
     """Send bytes on a new connection, and return everything that comes back until it is closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         answer = b""
@@ -59,7 +59,7 @@ def talk(port: int, *parts: bytes) -> bytes:
 
 
 def is_answered(port: int) -> bool:
-    return httpx.post(f"http://127.0.0.1:{port}/predict", json=EVENT, timeout=20).status_code == 200
+    return httpx.post(f"http://127.0.0.1:{port}/predict", json=EVENT, timeout=60).status_code == 200
 
 
 def test_huge_headers_are_refused(port: int) -> None:
@@ -75,7 +75,7 @@ def test_a_client_that_keeps_sending_huge_headers_is_disconnected(port: int, mon
     monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.3)
 
     def send_until_disconnected() -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             for _ in range(100_000):
                 connection.sendall(b"X-Filler: " + b"a" * 10_000)
 
@@ -90,7 +90,7 @@ def test_headers_after_a_chunked_body_are_limited(port: int) -> None:
     line = b"X-Filler: " + b"a" * 1000 + b"\r\n"
 
     def send(*parts: bytes) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             for part in (start, b"%x\r\n%b\r\n0\r\n" % (len(body), body), *parts):
                 connection.sendall(part)
 
@@ -107,20 +107,20 @@ def test_headers_after_a_chunked_body_are_limited(port: int) -> None:
 def test_headers_that_arrive_too_slowly_close_the_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.3)
     with ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(20)]
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(20)]
         for number, connection in enumerate(slow):
             connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"[: 2 * number])
         assert is_answered(port), "others are answered meanwhile"
         for connection in slow:
             with suppress(ConnectionResetError):
                 assert connection.recv(100) == b""
-    assert wait_for(lambda: not BoundedProtocol._open, 20)
+    assert wait_for(lambda: not BoundedProtocol._open, 60)
 
 
 def test_idle_connections_beyond_the_limit_make_room_for_new_ones(port: int) -> None:
     with ExitStack() as stack:
         for _ in range(3 * MAX_CONNECTIONS):
-            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=20)))
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=60)))
         assert is_answered(port)
         assert len(BoundedProtocol._open) <= MAX_CONNECTIONS
 
@@ -161,13 +161,13 @@ def test_10000_connections_of_slow_clients_do_not_keep_others_from_an_answer(tmp
     with running(tmp_path / "service") as service, ExitStack() as stack:
         address = ("127.0.0.1", int(service.url.rstrip("/").rpartition(":")[2]))
         for number in range(10_000):
-            connection = stack.enter_context(closing(socket.create_connection(address, timeout=20)))
+            connection = stack.enter_context(closing(socket.create_connection(address, timeout=60)))
             with suppress(ConnectionError):
                 connection.sendall(b"POST /predict HTTP/1.1\r\n"[: number % 24])
             if number % 1000 == 999:
-                answer = httpx.post(service.url + "predict", json={"item": "a", "price": 1}, timeout=20)
+                answer = httpx.post(service.url + "predict", json={"item": "a", "price": 1}, timeout=60)
                 assert answer.status_code == 200
-        assert httpx.get(service.url + "healthz", timeout=20).status_code == 200
+        assert httpx.get(service.url + "healthz", timeout=60).status_code == 200
         assert len(service.children("front")) == 1
         assert "has ended" not in (service.folder / "output.txt").read_text()
         service.stop()

@@ -48,7 +48,7 @@ def test_a_label_changes_the_next_prediction(service: Service) -> None:
     with Client(service.url) as client:
         [before] = client.predict([EVENT])
         assert client.feedback({before.id: 1}) == {"repeated": [], "accepted": 1, "unknown": []}
-        wait_for(lambda: client.model()["version"] != before.model_version, 20)
+        wait_for(lambda: client.model()["version"] != before.model_version, 60)
         [after] = client.predict([EVENT])
         assert after.score > before.score
         assert after.probability is not None
@@ -81,9 +81,9 @@ def test_metrics_and_the_status_page_are_there(service: Service) -> None:
         text = httpx.get(service.url + "metrics").text
         return [name for name in names if name not in text]
 
-    wait_for(lambda: not missing(), 20)  # the learner reports its metrics soon after the service is ready
+    wait_for(lambda: not missing(), 60)  # the learner reports its metrics soon after the service is ready
     assert "<title>cadam</title>" in httpx.get(service.url).text
-    assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 20)
+    assert wait_for(lambda: httpx.get(service.url + "status.json").json().get("samples"), 60)
 
 
 def test_two_front_processes_share_requests_and_metrics(service: Service) -> None:
@@ -302,14 +302,14 @@ def test_rollback_forgets_labels_and_keeps_events(service: Service) -> None:
         versions = httpx.get(service.url + "versions").json()["versions"]
         assert versions[0]["name"] == "0"
         client.learn([{**EVENT, "click": 1}])
-        wait_for(lambda: client.model()["learned"] > 0, 20)
+        wait_for(lambda: client.model()["learned"] > 0, 60)
         event = {"item": "rolled back", "price": 1.0}
         [before] = client.predict([event])
         client.learn([{**event, "click": 1} for _ in range(100)])
-        wait_for(lambda: client.predict([event])[0].score > before.score, 20)
+        wait_for(lambda: client.predict([event])[0].score > before.score, 60)
         assert httpx.post(service.url + "rollback", json={"version": "17"}).status_code == 404
         assert httpx.post(service.url + "rollback", json={"version": "0"}).status_code == 200
         wait_for(lambda: client.model()["version"].endswith("-r1"), 30)
         assert client.model()["learned"] == 0
         client.feedback({before.id: 1})  # the event before the rollback still waits for its label
-        wait_for(lambda: client.model()["learned"] == 1, 20)
+        wait_for(lambda: client.model()["learned"] == 1, 60)

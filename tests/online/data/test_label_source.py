@@ -159,7 +159,7 @@ class Gated(Replayed):
 
     def __iter__(self) -> Iterator[Any]:
         yield None
-        self.gate.wait(10)
+        self.gate.wait(60)
         yield from super().__iter__()
 
 

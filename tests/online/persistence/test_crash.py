@@ -30,6 +30,9 @@ from tests.online.redis_server import Server
 from tests.online.streams import Replayed, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
+SMALL_STATE = {"moments": "int8", "second_moment": "row", "row_steps": True}
+LIMITED_IDS = {"user": "id:max=30,admit=2,expire=60s"}
+
 
 def parquet_stream(folder: Path, rows: list[dict[str, Any]]) -> str:
     folder.mkdir()
@@ -73,10 +76,11 @@ def redis_stream(server: Server) -> str:
         ("parquet", "", {}, {}, False),
         ("redis", "", {}, {}, False),
         pytest.param("parquet", "deepfm", {}, {}, False, marks=pytest.mark.slow),
-        ("parquet", "deepfm", {}, {}, True),
-        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}, {}, False),
+        pytest.param("parquet", "deepfm", {}, {}, True, marks=pytest.mark.slow),
+        pytest.param("parquet", "deepfm", SMALL_STATE, {}, False, marks=pytest.mark.slow),
         pytest.param("parquet", "deepfm", {"moments": "int8"}, {}, False, marks=pytest.mark.slow),
-        ("parquet", "deepfm", {}, {"user": "id:max=30,admit=2,expire=60s"}, False),
+        pytest.param("parquet", "deepfm", {}, LIMITED_IDS, False, marks=pytest.mark.slow),
+        ("parquet", "deepfm", SMALL_STATE, LIMITED_IDS, True),  # everything of the slow variants at once
     ],
 )
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
