@@ -24,11 +24,12 @@ TABLES_COLUMNS = {
     "stream": "log loss relative to Adam, each at its best rate",
     "CAdam": "CAdam",
     "tables without confidence": "tables without confidence",
+    "confidence_after=100": "tables, from the 100th update of a row on",
     "exact updates": "exact updates",
 }
 """The columns of results/cpu/confidence_for_tables.txt that the page shows, and their titles there."""
-TABLES_RATES = 5
-"""Number of learning rates at which each arm of results/cpu/confidence_for_tables.txt was run."""
+TABLES_RATES, TABLES_SEEDS = 7, 3
+"""Numbers of learning rates and of seeds with which each arm of results/cpu/confidence_for_tables.txt was run."""
 STREAM_LABELS = {
     "turnover": "new items all the time (simulated)",
     "movielens": "film ratings",
@@ -89,8 +90,8 @@ def confidence_for_tables_cost() -> list[str]:
     """Return one sentence on the runs of the table of confidence for embedding tables."""
     rows = read("confidence_for_tables.txt")
     arms = len(rows[0]) - 1
-    count = len(rows) * arms * TABLES_RATES
+    count = len(rows) * arms * TABLES_RATES * TABLES_SEEDS
     return [
-        f"Cost: {count} runs ({len(rows)} streams, {arms} arms, {TABLES_RATES} learning rates, one seed). "
+        f"Cost: {count} runs ({len(rows)} streams, {arms} arms, {TABLES_RATES} learning rates, {TABLES_SEEDS} seeds). "
         "Their time was not recorded."
     ]

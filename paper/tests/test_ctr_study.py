@@ -21,7 +21,11 @@ from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import OWN_DATA, Experiment, Plan, Scale
 from cadam_paper.harness.results import REPEAT_SEEDS, TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 
-NAMES = [name for name, location in catalog.EXPERIMENTS.items() if location.startswith("cadam_paper.ctr")]
+NAMES = [
+    name
+    for name, location in catalog.EXPERIMENTS.items()
+    if location.startswith("cadam_paper.ctr") and not name.endswith("-controls")
+]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
 COST = Provenance(1.0, 1, "none", {})
 Gain = Callable[[RunSpec], float]

@@ -129,10 +129,14 @@ def test_numbers_in_the_text_on_the_mechanism_come_from_the_results() -> None:
     assert len(rows) == 5
     assert max(cadam) < 0
     assert "was ahead of Adam on all five" in text
-    assert sum(a < b for a, b in zip(cadam, without, strict=True)) == 4
-    assert "ahead of a model without the mask on its tables on four" in text
-    assert sum(row["CAdam"].endswith("(0.016)") for row in rows) == 3
-    assert "on three of them the best rate is the highest that was run" in text
+    late, exact = ([float(row[a].split("%")[0]) for row in rows] for a in ("confidence_after=100", "exact updates"))
+    assert all(a < b for a, b in zip(cadam, without, strict=True))
+    assert "and ahead of models whose tables have no mask" in text
+    assert sum(a < b - 0.05 for a, b in zip(cadam, late, strict=True)) == 3
+    assert all(a < b + 0.05 for a, b in zip(cadam, late, strict=True))
+    assert "gains less than the full mask on three streams" in text
+    assert sum(a < b for a, b in zip(exact, cadam, strict=True)) == 4
+    assert "gain more than lazy ones** on four streams" in text
     turnover = judged_streams.verdicts()["turnover"]
     assert turnover["events"] == 600_000
     assert -0.1 < turnover["pairs"][0]["difference"] < 0

@@ -67,8 +67,11 @@ def test_the_costs_count_the_runs_that_the_files_describe() -> None:
     assert "seed 0" in defaults
     learners = recorded_tables.defaults()[0].count("|") - 2
     assert f"{13 * learners} runs (13 streams, {learners} learners, one seed)" in recorded_tables.defaults_cost()[0]
-    assert "one\nseed, each arm at the best of five fixed rates" in tables
-    assert "Cost: 125 runs (5 streams, 5 arms, 5 learning rates" in recorded_tables.confidence_for_tables_cost()[0]
+    assert "three seeds, each arm at the best of seven fixed rates" in tables
+    assert (
+        "Cost: 630 runs (5 streams, 6 arms, 7 learning rates, 3 seeds"
+        in recorded_tables.confidence_for_tables_cost()[0]
+    )
 
 
 def test_the_sentence_on_the_lowest_losses_counts_the_table() -> None:

@@ -412,7 +412,7 @@ def test_rows_after_a_damaged_page_count_as_rejected(tmp_path: Path, capsys: pyt
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     assert run(path, "--schema", tmp_path / "schema.json", "--checkpoint", tmp_path / "state", "--batch-size", 5) == 1
     error = capsys.readouterr().err
-    assert re.search(r"640 events, and 360 rejected \(36\.00%: 360 x the file cannot be read", error)
+    assert re.search(r"800 events, and 200 rejected \(20\.00%: 200 x the file cannot be read", error)
     assert "more than 1.0% of the events were rejected" in error
     assert "write the damaged file again" in error
 

@@ -102,9 +102,19 @@ def test_deltas_in_the_wrong_order_change_nothing(run: Run, tmp_path: Path) -> N
     assert version_of(copy.model.state_dict()) == version
     assert (tmp_path / "model.pt").read_bytes() == content
     copy = copy.apply_delta(tmp_path / "0.delta")
-    with pytest.raises(DeltaError, match="has been applied already"):
-        copy.apply_delta(tmp_path / "0.delta")
     assert_equal(copy.apply_delta(tmp_path / "1.delta"), load_model(run.folder))
+
+
+def test_a_delta_may_be_applied_again_and_may_be_empty(run: Run, tmp_path: Path) -> None:
+    copy, weights = run.learn(3), tmp_path / "model.pt"
+    torch.save(copy.model.state_dict(), weights)
+    run.learn(2)
+    for name, since in (("first.delta", "1"), ("empty.delta", "2")):
+        assert main(["export", str(run.folder), str(tmp_path / name), "--since", since]) == 0
+    for name in ("first.delta", "first.delta", "empty.delta", "empty.delta", "first.delta"):
+        assert main(["apply", str(tmp_path / name), str(weights)]) == 0
+        copy = copy.apply_delta(tmp_path / name)
+        assert version_of(torch.load(weights)) == copy.version == load_model(run.folder).version
 
 
 def test_a_damaged_or_incomplete_delta_changes_nothing(run: Run, tmp_path: Path) -> None:

@@ -207,20 +207,21 @@ def read_delta(path: Path | str) -> dict[str, Any]:
     return delta
 
 
-def check_base(delta: Mapping[str, Any], version: str, path: Path | str) -> None:
-    """Check that a delta starts from a version.
+def is_applied(delta: Mapping[str, Any], version: str, path: Path | str) -> bool:
+    """Return whether a version is already the one to which a delta leads, so that a repeated command does no harm.
 
     Raises:
-        DeltaError: If it starts from another one.
+        DeltaError: If the delta neither leads to this version nor starts from it.
     """
     if version == delta["version"]:
-        raise DeltaError(f"{path} has been applied already; nothing was changed")
+        return True
     if version != delta["base"]:
         raise DeltaError(
             f"{path} starts from version {delta['base'][:12]}, but this copy has version {version[:12]}: a delta is "
             "missing, or comes in the wrong order. Nothing was changed; apply the missing one first, or copy a full "
             "export"
         )
+    return False
 
 
 def apply_delta_to_file(delta_path: Path | str, weights_path: Path | str) -> int:
@@ -235,7 +236,8 @@ def apply_delta_to_file(delta_path: Path | str, weights_path: Path | str) -> int
     """
     delta, weights_path = read_delta(delta_path), Path(weights_path)
     weights = read_exported(weights_path)
-    check_base(delta, version_of(weights), delta_path)
+    if is_applied(delta, version_of(weights), delta_path):
+        return int(delta["events"])
     new = {**weights, **apply_to_weights(weights, delta)}
     if version_of(new) != delta["version"]:
         raise DeltaError(f"{delta_path} does not lead to the version that it names; nothing was changed")

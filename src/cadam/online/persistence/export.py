@@ -25,7 +25,7 @@ from ..models.inputs import cast_features, feature_dtype
 from ..models.model_file import UsageError
 from ..run_config import MODEL_FILE, SCHEMA_FILE, model_builder, read_ready_made_model
 from .checkpoints import read_newest
-from .deltas import DeltaError, apply_to_weights, check_base, read_delta, version_of
+from .deltas import DeltaError, apply_to_weights, is_applied, read_delta, version_of
 
 logger = logging.getLogger("cadam.online")
 
@@ -92,7 +92,8 @@ class LoadedModel:
                 has changed then.
         """
         delta = read_delta(path)
-        check_base(delta, self.version, path)
+        if is_applied(delta, self.version, path):
+            return self
         state = self.model.state_dict()
         changed = apply_to_weights(state, delta)
         resized = {name for name, value in changed.items() if value.shape != state[name].shape}

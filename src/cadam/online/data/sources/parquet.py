@@ -35,6 +35,8 @@ rows in a chunk most of the time goes into that."""
 MAX_CHUNK_VALUES = 1 << 23
 """With large batches or many columns, fewer are converted together, so that they do not take much memory: at most this
 many values, or one batch."""
+DAMAGED_CHUNK_DIVISOR = 16
+"""Where a chunk cannot be read, it is read again in chunks that are smaller by this factor."""
 OLD_CHUNK_BATCHES = 64
 """The number of batches of a chunk in checkpoints of older versions that do not say it."""
 FINGERPRINT_BYTES = 65_536
@@ -56,7 +58,7 @@ class ParquetSource(Source):
     has a column of that name. Such files are read in the order of their partitions of time, see `time_order`.
 
     Files whose name begins with a dot or an underscore are skipped. To add a file to a folder that is followed, write
-    it under such a name and rename it. A file that cannot be read is rejected, entirely or from the first chunk on that
+    it under such a name and rename it. A file that cannot be read is rejected, entirely or from the first batch on that
     cannot be read. A single value that cannot be read, such as text that is not UTF-8, only rejects its row.
 
     Args:
@@ -77,7 +79,9 @@ class ParquetSource(Source):
         check_batch_size(batch_size)
         self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
         self.follow, self.poll = follow, poll
-        self._chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_VALUES // (batch_size * len(schema.kinds))))
+        self._most_chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_VALUES // (batch_size * len(schema.kinds))))
+        self._chunk_batches = self._most_chunk_batches
+        """The number of batches of a chunk: fewer in a damaged file, of which the rows before the damage are used."""
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
@@ -207,7 +211,11 @@ class ParquetSource(Source):
                 yield None
                 time.sleep(self.poll)
                 return
-            first = self.chunk * self.batch_size * self._chunk_batches
+            if self._chunk_batches > 1:
+                self._change_chunk_batches(self._chunk_batches // DAMAGED_CHUNK_DIVISOR)
+                yield from self._read_file(path)
+                return
+            first = (self.chunk * self._chunk_batches + self.batch) * self.batch_size
             where = f"{path}, row {first} and all after it" if first else str(path)
             rows = max(1, self._rows - first)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
@@ -220,6 +228,14 @@ class ParquetSource(Source):
     def _finish_file(self) -> None:
         self.done[self.queue.pop(0)] = self._opened
         self.chunk = self.batch = 0
+        self._chunk_batches = self._most_chunk_batches
+
+    def _change_chunk_batches(self, count: int) -> None:
+        """Change the number of batches of a chunk, and keep the position."""
+        batches = self.chunk * self._chunk_batches + self.batch
+        self._chunk_batches = max(1, count)
+        self.chunk = max(batches - 1, 0) // self._chunk_batches  # with at least one batch that was consumed
+        self.batch = batches - self.chunk * self._chunk_batches
 
     def _read_chunks(self, path: Path) -> Generator[tuple[Any, int]]:
         """Yield the table of each chunk and its first row, beginning with the chunk of the current position.
@@ -374,11 +390,8 @@ class ParquetSource(Source):
         self.queue, self.done = list(state["queue"]), dict(done) if isinstance(done, Mapping) else dict.fromkeys(done)
         self.rejected = set(state.get("rejected", ()))  # absent in checkpoints of older versions
         self.chunk, self.batch = state["chunk"], state["batch"]
-        saved = state.get("chunk_batches", OLD_CHUNK_BATCHES)
-        if saved != self._chunk_batches:
-            batches = self.chunk * saved + self.batch
-            self.chunk = max(batches - 1, 0) // self._chunk_batches  # with at least one batch that was consumed
-            self.batch = batches - self.chunk * self._chunk_batches
+        self._chunk_batches = state.get("chunk_batches", OLD_CHUNK_BATCHES)
+        self._change_chunk_batches(self._most_chunk_batches)
         self.fingerprint = state["fingerprint"]
         if self.fingerprint is not None and _fingerprint(path := self._folder / self.queue[0]) != self.fingerprint:
             raise ValueError(f"{path} is not the file that was being read, so the position in it is not valid")
