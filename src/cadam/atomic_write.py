@@ -9,8 +9,8 @@ import fcntl
 import os
 import re
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 
@@ -63,6 +63,18 @@ def _remove_leftovers(path: Path) -> None:
             with suppress(OSError), open(leftover, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def wait_for_folder(folder: Path) -> Iterator[None]:
+    """Exclude other processes that wait for the same folder. The lock ends with the process, however that ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def flush_and_rename(new: Path, path: Path) -> None:

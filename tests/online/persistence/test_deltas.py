@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,17 @@ import pytest
 import torch
 
 from cadam import checkpoint_files
+from cadam.atomic_write import wait_for_folder
 from cadam.cli.main import main
 from cadam.online import CheckpointOptions, Events, Learner, LoadedModel, load_model
-from cadam.online.persistence.deltas import DeltaError, apply_delta_to_file, compute_delta, read_exported, version_of
+from cadam.online.persistence.deltas import (
+    DeltaError,
+    apply_delta_to_file,
+    compute_delta,
+    read_exported,
+    read_weights,
+    version_of,
+)
 from cadam.online.persistence.export import export
 from tests.online.models.test_id_features import batches, new_learner, schema
 
@@ -86,6 +95,10 @@ def test_a_delta_starts_from_an_earlier_checkpoint(run: Run, tmp_path: Path, cap
     assert "does not have checkpoint 123 any more" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "none.pt")]) == 1
     assert main(["export", str(run.folder), str(tmp_path / "a.pt2"), "--since", "1"]) == 2
+    other = tmp_path / "other.safetensors"
+    (tmp_path / "a.delta").rename(other)
+    assert main([*command, str(other)]) == 1
+    assert "its content is not that of a learner's checkpoint" in capsys.readouterr().err
 
 
 def test_deltas_in_the_wrong_order_change_nothing(run: Run, tmp_path: Path) -> None:
@@ -115,6 +128,31 @@ def test_a_delta_may_be_applied_again_and_may_be_empty(run: Run, tmp_path: Path)
         assert main(["apply", str(tmp_path / name), str(weights)]) == 0
         copy = copy.apply_delta(tmp_path / name)
         assert version_of(torch.load(weights)) == copy.version == load_model(run.folder).version
+
+
+def test_deltas_to_a_learner_that_was_set_back(tmp_path: Path) -> None:
+    """Earlier weights have fewer ids, and may have no other difference in a tensor."""
+    weights = {"ids": torch.arange(40), "table": torch.ones(40, 3), "same": torch.ones(3)}
+    for count in (10, 39):
+        earlier = {**weights, "ids": weights["ids"][:count], "table": weights["table"][:count]}
+        delta, path = compute_delta(weights, earlier), tmp_path / "a.delta"
+        checkpoint_files.write_tree(path, {**delta, "events": 0})
+        torch.save(weights, tmp_path / "model.pt")
+        apply_delta_to_file(path, tmp_path / "model.pt")
+        assert version_of(read_exported(tmp_path / "model.pt")) == version_of(earlier)
+
+
+def test_exports_to_the_same_delta_wait_for_each_other(run: Run, tmp_path: Path) -> None:
+    run.learn(3)
+    run.learn(2)
+    arguments = ["export", str(run.folder), str(tmp_path / "a.delta"), "--since", "1"]
+    with ThreadPoolExecutor(1) as pool:
+        with wait_for_folder(tmp_path):
+            export = pool.submit(main, arguments)
+            with pytest.raises(TimeoutError):
+                export.result(timeout=1)
+            assert not list(tmp_path.glob("*.delta*"))
+        assert export.result() == 0
 
 
 def test_a_damaged_or_incomplete_delta_changes_nothing(run: Run, tmp_path: Path) -> None:
@@ -158,6 +196,18 @@ def test_a_full_disk_leaves_no_part_of_a_delta(run: Run, tmp_path: Path, monkeyp
     monkeypatch.setattr(checkpoint_files, "write_with", fail)
     assert main(["export", str(run.folder), str(tmp_path / "a.delta"), "--since", "1"]) == 1
     assert not (tmp_path / "a.delta").exists()
+    monkeypatch.undo()
+    copy = tmp_path / "model.pt"
+    torch.save(read_weights("1", run.folder), copy)
+    assert main(["export", str(run.folder), str(tmp_path / "a.delta"), "--since", "1"]) == 0
+    content = copy.read_bytes()
+
+    def fail_in_torch(*arguments: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 16960 vs 16876")
+
+    monkeypatch.setattr(torch, "save", fail_in_torch)
+    assert main(["apply", str(tmp_path / "a.delta"), str(copy)]) == 1
+    assert copy.read_bytes() == content
 
 
 def test_only_changed_rows_are_stored() -> None:

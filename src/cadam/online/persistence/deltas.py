@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...atomic_write import write_with
-from ...checkpoint_files import DamagedCheckpointError, hash_content, read_tree, write_tree
+from ...atomic_write import wait_for_folder, write_with
+from ...checkpoint_files import DamagedCheckpointError, expect_valid_content, hash_content, read_tree, write_tree
 from .checkpoints import CHECKPOINT_NAME
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def compute_delta(base: Weights, new: Weights) -> dict[str, Any]:
             continue
         changed = _changed_rows(before, after)
         units = _units(after)
-        if len(changed) > MOST * max(1, len(units)):
+        if len(changed) > MOST * max(1, len(units)) or (before.shape != after.shape and not len(changed)):
             whole[name] = after
-        elif len(changed) or before.shape != after.shape:
+        elif len(changed):
             index = changed.astype(np.int32) if len(units) < 2**31 else changed
             values = torch.from_numpy(units[changed]).view(after.dtype)
             rows[name] = {"rows": torch.from_numpy(index), "values": values}
@@ -150,7 +150,8 @@ def read_weights(since: str | Path, folder: Path) -> dict[str, Tensor]:
             f"{path} does not exist: give the number or the file of a checkpoint, or the MODEL.pt of an export"
         )
     if CHECKPOINT_NAME.fullmatch(path.name) or path.suffix == ".safetensors":
-        return dict(read_tree(path)["model"])
+        with expect_valid_content(path):
+            return dict(read_tree(path)["model"])
     return read_exported(path)
 
 
@@ -188,7 +189,8 @@ def write_delta(loaded: LoadedModel, since: str | Path, path: Path) -> dict[str,
     new = {name: value.cpu() for name, value in loaded.model.state_dict().items()}
     delta = compute_delta(read_weights(since, loaded.path.parent), new)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_tree(path, {**delta, "events": loaded.events})
+    with wait_for_folder(path.parent):  # another export may write the same delta
+        write_tree(path, {**delta, "events": loaded.events})
     return {**dict.fromkeys(delta["whole"], -1), **{name: len(part["rows"]) for name, part in delta["rows"].items()}}
 
 
@@ -241,5 +243,8 @@ def apply_delta_to_file(delta_path: Path | str, weights_path: Path | str) -> int
     new = {**weights, **apply_to_weights(weights, delta)}
     if version_of(new) != delta["version"]:
         raise DeltaError(f"{delta_path} does not lead to the version that it names; nothing was changed")
-    write_with(weights_path, lambda file: torch.save(new, file))
+    try:
+        write_with(weights_path, lambda file: torch.save(new, file))
+    except RuntimeError as error:  # torch's archive writer reports a full disk so
+        raise OSError(f"{weights_path} cannot be written, and was not changed: {error}") from error
     return int(delta["events"])
