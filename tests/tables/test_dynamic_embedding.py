@@ -223,6 +223,13 @@ def test_ids_that_are_not_admitted_train_the_shared_row(device: str) -> None:
     assert table.counters() == Counters(rows=1, admitted=1, evicted=0, expired=0, refused=4)
 
 
+def test_an_id_is_admitted_after_more_sightings_than_the_table_has_rows() -> None:
+    table, _ = attached(max_rows=100, admit_after=3000)
+    for _ in range(30):
+        table([7] * 100)
+    assert table.counters()[:2] == (1, 1)
+
+
 @pytest.mark.parametrize(("evict", "survivors"), [("lru", [3, 4]), ("lfu", [1, 4]), ("none", [1, 2, 3])])
 def test_the_limit_is_kept_by_the_chosen_eviction(evict: str, survivors: list[int]) -> None:
     table, optimizer = attached(max_rows=2 if evict != "none" else 3, evict=evict)
@@ -507,6 +514,8 @@ def test_a_killed_process_continues_to_the_bit(kills: int, tmp_path: Path) -> No
         ({"evict": "fifo"}, "one of lru, lfu, none, got 'fifo'"),
         ({"admit_after": 70_000}, "at most 65535"),
         ({"sketch_width": 1000}, "power of two"),
+        ({"sketch_width": 64, "admit_after": 65}, "too small for admit_after=65"),
+        ({"expire_after": 1 << 62}, "expire_after must fit into 62 bits"),
         ({"std": float("nan")}, "std must be a finite number"),
         ({"dtype": torch.int64}, "floating-point"),
         ({"expire_after": -1}, "expire_after must be a positive integer"),

@@ -195,6 +195,7 @@ def test_columns_of_data_frames_are_ids() -> None:
         (torch.tensor([1]).to_sparse(), TypeError, "torch.sparse_coo"),
         ([[1, 2], [3]], ValueError, "equal lengths"),
         ([bytearray(b"ab")], TypeError, "got bytearray"),
+        (np.array([0], "datetime64[ns]"), TypeError, r"datetime64\[ns\]"),
         (np.ma.array([1, 2], mask=[False, True]), TypeError, "a masked array with missing values"),
         (["\ud800"], ValueError, "cannot be encoded as UTF-8"),
     ],

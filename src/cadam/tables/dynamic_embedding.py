@@ -57,8 +57,9 @@ class DynamicEmbedding(nn.Module):
         admit_after: An id gets a row in the batch in which it is seen for this number of times, at most 65,535. Until
             then it has the shared row. A count-min sketch counts, which sometimes counts too much.
         sketch_width: Counters in each of the four lines of the sketch, a power of two. A counter has two bytes. After
-            this number of sightings all counters are halved, so that the sketch forgets. By default, the power of two
-            that follows the limit of rows, or 2**20 without a limit.
+            this number of sightings of ids without a row all counters are halved, so that the sketch forgets. It must
+            be at least `admit_after`. By default, the power of two that follows the limit of rows, or 2**20 without a
+            limit, or more for a large `admit_after`.
         expire_after: An id loses its row when it was not seen for this long, in the unit of `advance`. Rows are
             released within another 1/32 of this time. None: never.
         std: The standard deviation of initial values.

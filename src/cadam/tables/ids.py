@@ -47,6 +47,8 @@ def convert_ids(ids: Any) -> tuple[Ids, tuple[int, ...]]:
     if values.dtype.kind in "iu":
         wide = np.uint64 if values.dtype.kind == "u" else np.int64
         return np.ascontiguousarray(values, wide).view(np.uint64).reshape(-1), shape
+    if values.dtype.kind in "mM":  # numpy converts them to integers if they are in nanoseconds
+        raise TypeError(f"ids must be integers or texts, got an array of {values.dtype}")
     flat = values.reshape(-1).tolist()
     if not flat:
         return np.zeros(0, np.uint64), shape

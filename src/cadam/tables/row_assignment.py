@@ -17,6 +17,8 @@ EVICTED_SHARE = 32
 """An eviction removes 1/32 of the rows, or more if more are needed, because it scans all records."""
 SWEEPS = 32
 """Expired ids are searched for at most this many times per period of `expire_after`."""
+_TIME_LIMIT = 1 << 62
+"""Times and periods are smaller, so that their differences fit into 64 bits."""
 
 
 class Counters(NamedTuple):
@@ -70,9 +72,17 @@ class RowAssignment:
             )
         if sketch_width is not None and (sketch_width < 2 or sketch_width & (sketch_width - 1)):
             raise ValueError(f"sketch_width must be a power of two, got {sketch_width!r}")
+        if sketch_width is not None and sketch_width < admit_after > 1:
+            raise ValueError(
+                f"sketch_width={sketch_width} is too small for admit_after={admit_after}: all counters are halved "
+                "after so many sightings, so they would rarely reach it, or never"
+            )
+        if expire_after is not None and expire_after >= _TIME_LIMIT:
+            raise ValueError(f"expire_after must fit into 62 bits, got {expire_after}; None is never")
         self.max_rows, self.evict, self.expire_after = min(max_rows or MAX_ROWS, MAX_ROWS), evict, expire_after
         if sketch_width is None:
-            sketch_width = 1 << 20 if self.max_rows == MAX_ROWS else 1 << max(10, self.max_rows.bit_length())
+            bits = 20 if self.max_rows == MAX_ROWS else self.max_rows.bit_length()
+            sketch_width = 1 << max(10, bits, admit_after.bit_length())
         self.index = IdIndex(admit_after, sketch_width)
         self.counts = dict.fromkeys(("admitted", "evicted", "expired", "refused"), 0)
         self.has_clock, self.next_sweep = False, 0
@@ -150,7 +160,7 @@ class RowAssignment:
         """
         if not isinstance(time, int | np.integer) or isinstance(time, bool):
             raise TypeError(f"time must be an integer, got {time!r}")
-        if not -(1 << 62) < time < 1 << 62:
+        if not -_TIME_LIMIT < time < _TIME_LIMIT:
             raise ValueError(f"time must fit into 62 bits, got {time}")
         if not self.has_clock and self.index.time:
             raise RuntimeError("call advance before the first lookup in training mode, or never")

@@ -236,6 +236,7 @@ def test_per_event_training_works_and_says_why_it_is_not_compiled() -> None:
         ("id:max=5,max=6", "given twice"),
         ("id:expire=3x", "expire must be an integer"),
         ("id:evict=random", "evict must be lru, lfu or none"),
+        ("id:expire=9e15w", "expire must be an integer from 1 to"),
         ("id:admit=1e9", "admit must be an integer from 1 to 65,535"),
         ("id[last 5]", "needs \\? at its end"),
     ],

@@ -64,12 +64,13 @@ class IdOptions:
             options[name] = value
         expire = options.get("expire", "")
         unit = DURATIONS.get(expire[-1:])
+        longest = 2**53 // (unit or 1)
         evict = options.get("evict", cls.evict)
         if evict not in ("lru", "lfu", "none"):
             raise ValueError(f"evict must be lru, lfu or none, got {evict!r}")
         return cls(
             _parse_count(options.get("max", str(cls.max_rows)), "max", 2**31 - 1),
-            None if not expire else _parse_count(expire[:-1] if unit else expire, "expire", 2**53) * (unit or 1),
+            None if not expire else _parse_count(expire[:-1] if unit else expire, "expire", longest) * (unit or 1),
             unit is not None,
             _parse_count(options.get("admit", "1"), "admit", 65_535),
             evict,
