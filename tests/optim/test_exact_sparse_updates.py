@@ -279,6 +279,26 @@ def test_amsgrad_that_is_switched_on_during_a_run(engine: str, off: range) -> No
 
 
 @ON_ENGINES
+def test_amsgrad_with_sparse_gradients_after_dense_ones(engine: str) -> None:
+    param, reference = table(engine=engine), table(engine=engine)
+    ours = cadam.CAdam([param], lr=0.03, betas=(0.9, 0.9), **EXACT, **ENGINES[engine])
+    theirs = cadam.CAdam([reference], lr=0.03, betas=(0.9, 0.9))
+    for step, (ids, values) in enumerate(batches(40)):
+        for each in (ours, theirs):
+            each.param_groups[0]["amsgrad"] = step >= 5
+        if step < 5:
+            values = 100 * values
+        reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
+        if step < 5:
+            param.grad = reference.grad.clone()
+        else:
+            set_grad(param, ids, values)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(param, reference, rtol=0, atol=1e-12)
+
+
+@ON_ENGINES
 def test_a_resumed_run_is_identical(engine: str) -> None:
     params = table(torch.float32, engine=engine), table(torch.float32, engine=engine)
     first, resumed = (cadam.CAdam([param], lr=0.03, **EXACT, **ENGINES[engine]) for param in params)

@@ -330,6 +330,8 @@ def _complete_last_steps(state: dict[str, Any], param: Tensor, rule: Rule, o: Op
         if is_exact and np.array_equal(applied, aging_options(rule, o), equal_nan=True):
             return
         catch_up(state, rule, o if is_exact else None)
+    elif is_exact and state.get("step", 0):  # after dense gradients, or a state dict without the steps of rows
+        _start_maxima(state, rule, o)
     if is_exact:
         step = int(state.get("step", 0))
         state[LAST_STEPS] = filled(row_shape(param), step, torch.int32, param.device)
@@ -380,6 +382,22 @@ def catch_up(state: dict[str, Any], rule: Rule, following: Options | None = None
             quantized, scales = torch.empty_like(buffer), torch.empty_like(state[scale_name(name)])
             quantize_tensor(rule.moments[name], aged[name], ROUND_TO_NEAREST, quantized, scales)
             state[name], state[scale_name(name)] = quantized, scales
+
+
+def _start_maxima(state: dict[str, Any], rule: Rule, o: Options) -> None:
+    """Let running maxima contain a step without a gradient, for the rows that the first sparse gradient misses."""
+    names = rule.state(o)
+    maxima = {name for name in names if rule.moments.get(name) == "maximum"}
+    if not maxima or not names.keys() - maxima <= state.keys():
+        return
+    moments = {
+        name: state[name]
+        if scale_name(name) not in state
+        else _to_float32(rule.moments[name], state[name], state[scale_name(name)])
+        for name in names
+        if name in state
+    }
+    state.update(_maxima_after(moments, rule, o, int(state["step"]) + 1))
 
 
 def _maxima_after(moments: Mapping[str, Tensor], rule: Rule, o: Options, step: int) -> dict[str, Tensor]:
