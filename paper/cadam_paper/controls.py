@@ -223,13 +223,11 @@ def missing() -> list[str]:
     if models := [study for study in without if study in LANGUAGE_MODELS.values()]:
         text.append(f"No control arms were run for {join_words(models)}, which need a GPU.")
     if streams := [study.removeprefix(STREAM_PREFIX) for study in without if study.startswith(STREAM_PREFIX)]:
-        subject, verbs, whose = (
-            ("rows", "take long and were", "their") if len(streams) > 1 else ("row", "takes long and was", "its")
-        )
-        ready = "command is ready" if len(streams) == 1 else "commands are ready"
-        text.append(
-            f"The {subject} of {join_words(streams)} {verbs} not run; {whose} [{ready}](paper.md#ready-and-not-run)."
-        )
+        several = len(streams) > 1
+        subject = "rows" if several else "row"
+        reason = "take long and were not run; their" if several else "takes long and was not run; its"
+        ready = "commands are ready" if several else "command is ready"
+        text.append(f"The {subject} of {join_words(streams)} {reason} [{ready}](paper.md#ready-and-not-run).")
     return [" ".join(text)]
 
 
