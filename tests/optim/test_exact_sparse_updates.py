@@ -261,8 +261,12 @@ def test_changes_between_steps(cls: type[cadam.Optimizer], engine: str) -> None:
 
 
 @ON_ENGINES
-@pytest.mark.parametrize("off", [range(20), range(10, 12)], ids=["at first", "in between"])
-def test_amsgrad_that_is_switched_on_during_a_run(engine: str, off: range) -> None:
+@pytest.mark.parametrize(
+    ("off", "dense_steps"),
+    [(range(20), 0), (range(10, 12), 0), (range(5), 5)],
+    ids=["at first", "in between", "after dense gradients"],
+)
+def test_amsgrad_that_is_switched_on_during_a_run(engine: str, off: range, dense_steps: int) -> None:
     param, reference = table(engine=engine), table(engine=engine)
     ours = cadam.CAdam([param], lr=0.03, betas=(0.9, 0.9), **EXACT, **ENGINES[engine])
     theirs = cadam.CAdam([reference], lr=0.03, betas=(0.9, 0.9))
@@ -272,24 +276,7 @@ def test_amsgrad_that_is_switched_on_during_a_run(engine: str, off: range) -> No
         if step < 4:  # the maximum remembers these gradients
             values = 100 * values
         reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
-        set_grad(param, ids, values)
-        ours.step()
-        theirs.step()
-    torch.testing.assert_close(param, reference, rtol=0, atol=1e-12)
-
-
-@ON_ENGINES
-def test_amsgrad_with_sparse_gradients_after_dense_ones(engine: str) -> None:
-    param, reference = table(engine=engine), table(engine=engine)
-    ours = cadam.CAdam([param], lr=0.03, betas=(0.9, 0.9), **EXACT, **ENGINES[engine])
-    theirs = cadam.CAdam([reference], lr=0.03, betas=(0.9, 0.9))
-    for step, (ids, values) in enumerate(batches(40)):
-        for each in (ours, theirs):
-            each.param_groups[0]["amsgrad"] = step >= 5
-        if step < 5:
-            values = 100 * values
-        reference.grad = torch.from_numpy(dense(ids, values)).to(reference)
-        if step < 5:
+        if step < dense_steps:
             param.grad = reference.grad.clone()
         else:
             set_grad(param, ids, values)

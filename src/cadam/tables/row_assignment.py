@@ -75,7 +75,8 @@ class RowAssignment:
         if sketch_width is not None and sketch_width < admit_after > 1:
             raise ValueError(
                 f"sketch_width={sketch_width} is too small for admit_after={admit_after}: all counters are halved "
-                "after so many sightings, so they would rarely reach it, or never"
+                f"after {sketch_width} sightings of ids without a row, so most ids would never get a row. Give a "
+                "larger sketch_width, or none"
             )
         if expire_after is not None and expire_after >= _TIME_LIMIT:
             raise ValueError(f"expire_after must fit into 62 bits, got {expire_after}; None is never")

@@ -154,3 +154,34 @@ def test_a_file_that_was_read_in_part_and_is_repaired_is_refused(
     write_parquet(path, table(4000, seed=2))
     with pytest.raises(ValueError, match=r"a\.parquet was replaced or extended"):
         resumed(source)
+
+
+def test_rows_before_damage_are_used_and_the_next_file_is_read_in_large_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({key: list(value) for key, value in table(4000).items()}), path, row_group_size=1000)
+    page = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[page - 50 : page + 400] = bytes(450)
+    path.write_bytes(content)
+    write_parquet(tmp_path / "b.parquet", table(40))
+    source = ParquetSource(tmp_path, SCHEMA, batch_size=100)
+    chunk = source.state_dict()["chunk_batches"]
+    assert chunk > 20, "the damage must be in the first chunk"
+    batches = [batch for batch in source if batch is not None]
+    assert sum(len(batch.events) for batch in batches if batch.events is not None) == 2000 + 40
+    (rejected,) = (record for batch in batches for record in batch.rejected)
+    assert rejected.where == f"{path}, row 2000 and all after it"
+    assert source.state_dict()["chunk_batches"] == chunk
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_rejected_from_the_next_batch_on(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", table(40))
+    source = ParquetSource(tmp_path, SCHEMA, batch_size=4)
+    batches = iter(source)
+    for _ in range(3):
+        next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    write_parquet(tmp_path / "a.parquet", table(40, seed=2))
+    (batch,) = (batch for batch in source if batch is not None)
+    (rejected,) = batch.rejected
+    assert rejected.where == f"{tmp_path / 'a.parquet'}, row 12 and all after it"

@@ -245,6 +245,6 @@ def apply_delta_to_file(delta_path: Path | str, weights_path: Path | str) -> int
         raise DeltaError(f"{delta_path} does not lead to the version that it names; nothing was changed")
     try:
         write_with(weights_path, lambda file: torch.save(new, file))
-    except RuntimeError as error:  # torch's archive writer reports a full disk so
+    except RuntimeError as error:  # torch raises it when the disk is full
         raise OSError(f"{weights_path} cannot be written, and was not changed: {error}") from error
     return int(delta["events"])

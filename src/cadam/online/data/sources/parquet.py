@@ -30,15 +30,15 @@ from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 logger = logging.getLogger("cadam.online")
 
 CHUNK_BATCHES = 256
-"""The number of batches that are converted together. Each chunk converts the dictionaries of its texts, so with few
-rows in a chunk most of the time goes into that."""
+"""The number of batches of a chunk, which are converted together. The dictionaries of text columns are converted once
+for each chunk, so small chunks take more time."""
 MAX_CHUNK_VALUES = 1 << 23
 """With large batches or many columns, fewer are converted together, so that they do not take much memory: at most this
 many values, or one batch."""
 DAMAGED_CHUNK_DIVISOR = 16
 """Where a chunk cannot be read, it is read again in chunks that are smaller by this factor."""
 OLD_CHUNK_BATCHES = 64
-"""The number of batches of a chunk in checkpoints of older versions that do not say it."""
+"""The number of batches of a chunk in checkpoints of older versions, which do not store this number."""
 FINGERPRINT_BYTES = 65_536
 """The number of bytes at the end of a file, where Parquet keeps its metadata, by which the file is recognized."""
 UNCHANGED_SECONDS = 10.0
@@ -81,7 +81,8 @@ class ParquetSource(Source):
         self.follow, self.poll = follow, poll
         self._most_chunk_batches = max(1, min(CHUNK_BATCHES, MAX_CHUNK_VALUES // (batch_size * len(schema.kinds))))
         self._chunk_batches = self._most_chunk_batches
-        """The number of batches of a chunk: fewer in a damaged file, of which the rows before the damage are used."""
+        """The number of batches of a chunk. In a damaged file it is smaller, so that more rows before the damage are
+        used."""
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._folder = self.path.parent if self.path.is_file() else self.path
@@ -240,7 +241,7 @@ class ParquetSource(Source):
     def _read_chunks(self, path: Path) -> Generator[tuple[Any, int]]:
         """Yield the table of each chunk and its first row, beginning with the chunk of the current position.
 
-        The position is read before the first chunk only, because the later ones are read in a second thread.
+        The position is read before the first chunk only, because the later ones are read in another thread.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -468,10 +469,7 @@ def _convert_type(column: Any) -> Values:
         return _text_column(column)
     if types.is_dictionary(column.type) and _is_text(column.type.value_type):
         # A missing value is encoded as an additional, missing entry at the end of the dictionary.
-        # Without missing values numpy converts the indices, which is faster than memory of Arrow that is soon freed.
-        missing = len(column.dictionary)
-        filled = pc.fill_null(column.indices.cast(pa.int64()), missing) if column.null_count else column.indices
-        indices = filled.to_numpy().astype(np.int64)
+        indices = pc.fill_null(column.indices.cast(pa.int64()), len(column.dictionary)).to_numpy(zero_copy_only=False)
         dictionary = pa.concat_arrays([column.dictionary, pa.nulls(1, column.type.value_type)])
         return DictionaryColumn(_text_column(dictionary), indices)
     if column.null_count:
