@@ -30,6 +30,15 @@ def read(source: ParquetSource) -> int:
     return sum(len(batch.events) for batch in source if batch is not None and batch.events is not None)
 
 
+def write_damaged(path: Path) -> None:
+    """Write a file of 4,000 rows that cannot be read from row 2,000 on."""
+    pq.write_table(pa.table({key: list(value) for key, value in table(4000).items()}), path, row_group_size=1000)
+    page = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[page - 50 : page + 400] = bytes(450)
+    path.write_bytes(content)
+
+
 def resumed(source: ParquetSource) -> ParquetSource:
     other = ParquetSource(source.path, SCHEMA, batch_size=source.batch_size)
     other.load_state_dict(json.loads(json.dumps(source.state_dict())))
@@ -144,11 +153,7 @@ def test_a_file_that_was_read_in_part_and_is_repaired_is_refused(
 ) -> None:
     monkeypatch.setattr("cadam.online.data.sources.parquet.CHUNK_BATCHES", 1)
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({key: list(value) for key, value in table(4000).items()}), path, row_group_size=1000)
-    start = pq.read_metadata(path).row_group(2).column(0).data_page_offset
-    content = bytearray(path.read_bytes())
-    content[start - 50 : start + 400] = bytes(450)
-    path.write_bytes(content)
+    write_damaged(path)
     source = ParquetSource(tmp_path, SCHEMA, batch_size=1000)
     assert 0 < read(source) < 4000
     write_parquet(path, table(4000, seed=2))
@@ -158,11 +163,7 @@ def test_a_file_that_was_read_in_part_and_is_repaired_is_refused(
 
 def test_rows_before_damage_are_used_and_the_next_file_is_read_in_large_chunks(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({key: list(value) for key, value in table(4000).items()}), path, row_group_size=1000)
-    page = pq.read_metadata(path).row_group(2).column(0).data_page_offset
-    content = bytearray(path.read_bytes())
-    content[page - 50 : page + 400] = bytes(450)
-    path.write_bytes(content)
+    write_damaged(path)
     write_parquet(tmp_path / "b.parquet", table(40))
     source = ParquetSource(tmp_path, SCHEMA, batch_size=100)
     chunk = source.state_dict()["chunk_batches"]
